@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ForwardBatch: the tensors one forward sees. Made by the batch builder, read by the model.
+
+Tokens of all requests lie end to end (T rows); rows of one request are consecutive positions in order. A step has two row sets: *encoder*
+rows (all of them) and *decoder* rows (decode rows and the tail of each prompt). In exact mode the two are the same object. A model
+without the split uses `encoder` for everything and `decoder_rows_D` is None.
+
+A model derives whatever index tensors it needs from this once per step; it must not read back to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSet:
+    """Some rows of a step: T rows over B requests, request by request."""
+
+    positions_T: Tensor
+    """int64 absolute positions."""
+    request_T: Tensor
+    """int64 index of the row's request in the step, 0..B-1."""
+    first_row_B: Tensor
+    """int64 index of the request's first row in this set (of where it would be, when it has none)."""
+    start_B: Tensor
+    """int64 position of the request's first row in this set."""
+    window_start_B: Tensor
+    """int64 lowest position that windows of these rows may see."""
+    num_rows: int
+    max_rows: int
+    """Most rows any single request has here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardBatch:
+    input_ids_T: Tensor
+    """int64, encoder rows."""
+    history_BH: Tensor
+    """int64 ids of the H tokens before each request's first encoder row, nearest first; -1 before the start of the sequence."""
+    encoder: RowSet
+    decoder: RowSet
+    decoder_rows_D: Tensor | None
+    """int64 indexes of the decoder rows among the encoder rows; None when the two sets are equal."""
+    slot_B: Tensor
+    """int64 state slot of each request."""
+    block_table_BP: Tensor
+    """int64 physical block of each logical block; 0 (the null block) beyond the request's end."""
+    context_B: Tensor
+    """int64 tokens of the request once this step is done."""
+    max_context: int
+    """Largest entry of context_B (host integer, for tile sizes)."""
+    logit_rows_L: Tensor
+    """int64 indexes among the decoder rows of the rows whose logits are wanted."""
+
+    @property
+    def num_requests(self) -> int:
+        return self.slot_B.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheTensors:
+    """The pools that a CacheSpec asked for, by field name."""
+
+    growing: Mapping[str, Tensor]
+    """[num_blocks * entries_per_block, width]."""
+    rings: Mapping[str, Tensor]
+    """[num_slots, rows, width]."""
+    tags: Mapping[str, Tensor]
+    """Ring group -> int32 [num_slots, rows], absolute position of the row, -1 = empty. Reset when a slot gets a new request."""
+    states: Mapping[str, Tensor]
+    """[num_slots, *shape]."""
+    block_tokens: int

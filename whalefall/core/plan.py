@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StepPlan: who runs in a step, how many tokens, which blocks. Host integers only; made by the scheduler, read by the worker.
+
+The worker owns a token table (slot x position). A plan names ranges of positions, never the ids inside them, except for the known ids of
+a request that is new to the worker. So a plan may be made one step ahead: the id at the last position can still be on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from whalefall.core.request import TokenLogprobs
+from whalefall.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRequest:
+    """A request that the worker has not in its slots: first scheduled, or back after a preemption. Resets the slot."""
+
+    request_id: str
+    slot: int
+    token_ids: tuple[int, ...]
+    """All known ids: the prompt, and after a preemption the outputs too."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+
+class RequestStep(NamedTuple):
+    """One request's share of a step: rows for positions [start, start + num_tokens)."""
+
+    request_id: str
+    slot: int
+    """State slot: rings, states, token table row and block table row."""
+    start: int
+    """Position of the first row; equals the tokens computed before this step."""
+    num_tokens: int
+    new_block_ids: tuple[int, ...]
+    """Physical blocks appended to the request's block table before the step."""
+    window_start: int
+    """Encoder windows see no position below this (0, or the replay start after a prefix hit)."""
+    decoder_start: int
+    """Decoder rows are the rows at positions >= this; decoder windows see no position below it. 0 runs every row."""
+    samples: bool
+    """Draw a token from the last row; it gets position start + num_tokens."""
+    wants_prompt_logprobs: bool
+    """Report log-probabilities of the prompt tokens at positions start + 1 ... (those inside the prompt)."""
+
+
+class StepPlan(NamedTuple):
+    step_id: int
+    new_requests: tuple[NewRequest, ...]
+    steps: tuple[RequestStep, ...]
+    """Never empty in a plan that is launched; one entry per request."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestResult:
+    """What a step gave one request; aligned with StepPlan.steps."""
+
+    token_ids: tuple[int, ...] = ()
+    """Sampled ids: none for a chunk that does not end the known tokens, else one (more with accepted drafts)."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    fault: str | None = None
+    """Why this request cannot go on (for example NaN logits); the others are not affected."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    step_id: int
+    results: tuple[RequestResult, ...]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelDefinition: what a model family offers to the engine. Wiring is the only reader that knows more than one of them.
+
+Calls in order: `parse_config` (raises ConfigError naming every problem), `weight_map` (checked against shard headers before any data is
+read), `cache_spec`, `build` + loading, then `Model.forward` once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from whalefall.core.batch import CacheTensors, ForwardBatch
+from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.seams import Comm
+from whalefall.weights.spec import WeightMap
+
+KVCacheDtype = Literal["auto", "model", "unrounded"]
+"""auto: unrounded with float32 activations, else model; model: rounded to the family's own cache formats; unrounded: as computed."""
+
+WeightStore = Literal["auto", "packed", "dense"]
+"""packed: keep the checkpoint's quantised bytes and dequantise when used; dense: dequantise at load; auto: dense where it fits."""
+
+
+class ModelConfig(Protocol):
+    """The facts about any model that the runtime needs."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    history_tokens: int
+    """How many ids before a row the forward wants to see (Engram look-back); 0 for none."""
+    decoder_window: int | None
+    """Rows of prompt tail that decoder layers need in bounded replay; None when the family has no encoder/decoder split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """How to build: decided once by wiring."""
+
+    dtype: torch.dtype
+    """Of activations and dense weights."""
+    device: torch.device
+    weights: Literal["packed", "dense"]
+    kv_cache_dtype: Literal["model", "unrounded"]
+    comm: Comm
+    model_dir: Path
+    """For tables that the family derives from the tokenizer."""
+
+
+class Model(Protocol):
+    def forward(self, batch: ForwardBatch, cache: CacheTensors) -> Tensor:
+        """Write the caches and give float32 logits [L, V] of `batch.logit_rows_L`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDefinition:
+    name: str
+    """Folder name, e.g. "deepseek_v41"."""
+    architectures: tuple[str, ...]
+    """Values of config.json "architectures" that mean this family."""
+    parse_config: Callable[[Mapping[str, Any], str], ModelConfig]
+    """(config.json as dict, file name for messages) -> config; raises ConfigError with every problem."""
+    weight_map: Callable[[Any], WeightMap]
+    """config -> every checkpoint tensor the model consumes, and the rules for those it ignores."""
+    cache_spec: Callable[[Any, BuildContext, int], CacheSpec]
+    """(config, context, block_tokens) -> what to allocate."""
+    build: Callable[[Any, BuildContext], "BuiltModel"]
+    """A model with empty parameters, and where each checkpoint tensor goes."""
+    chat_format: Literal["deepseek_v4", "deepseek_v41", "none"]
+    """Which protocol encoding the door uses."""
+
+
+class WeightSink(Protocol):
+    """Receives each checkpoint tensor once."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """name: checkpoint name without the optional "model." prefix; tensor: the raw stored tensor, maybe a view of a mapped file."""
+        ...
+
+    def finish(self) -> None:
+        """Called once after the last tensor; asserts that every parameter was filled exactly once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    model: Model
+    sink: WeightSink
