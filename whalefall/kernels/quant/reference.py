@@ -58,7 +58,12 @@ def round_e4m3(x: Tensor) -> Tensor:
 def ue8m0_values(exponents: Tensor) -> Tensor:
     """float32 2**(byte - 127) of uint8 (or float8_e8m0fnu) exponents."""
     bits = exponents if exponents.dtype == torch.uint8 else exponents.view(torch.uint8)
-    return torch.ldexp(torch.ones((), device=bits.device), bits.int() - UE8M0_BIAS)
+    return _power_of_two(bits.int() - UE8M0_BIAS)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Exact float32 2**exponent for int32 exponents in [-127, 127], built from the bits."""
+    return torch.where(exponent > -UE8M0_BIAS, (exponent + UE8M0_BIAS) << 23, 1 << 22).view(torch.float32)
 
 
 def _exponent_ceil(ratio: Tensor) -> Tensor:
@@ -70,7 +75,7 @@ def _exponent_ceil(ratio: Tensor) -> Tensor:
 def _ue8m0_scale(amax: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """The stored byte and the float32 scale that bring amax within `largest`; an all-zero block gets byte 127 (scale 1)."""
     exponent = torch.where(amax > 0, _exponent_ceil(amax / largest), 0).clamp(-UE8M0_BIAS, UE8M0_BIAS)
-    return (exponent + UE8M0_BIAS).to(torch.uint8), torch.ldexp(torch.ones((), device=amax.device), exponent)
+    return (exponent + UE8M0_BIAS).to(torch.uint8), _power_of_two(exponent)
 
 
 def quantize_fp8_tile(w_NK: Tensor, tile: int = 32) -> tuple[Tensor, Tensor]:
@@ -132,8 +137,7 @@ def dequantize_mxfp4(w_Nk: Tensor, scale_Ng: Tensor, dtype: torch.dtype) -> Tens
 def fakequant_mxfp8(x_TD: Tensor) -> Tensor:
     """Round to MXFP8 and back: E4M3 per 32 channels, scale 2**ceil(log2(max(amax, 1e-4) / 448)). Same dtype as x (exact in bfloat16)."""
     groups = x_TD.float().unflatten(-1, (-1, 32))
-    exponent = _exponent_ceil(groups.abs().amax(-1, keepdim=True).clamp_min(1e-4) / E4M3_MAX)
-    scale = torch.ldexp(torch.ones((), device=x_TD.device), exponent)
+    scale = _power_of_two(_exponent_ceil(groups.abs().amax(-1, keepdim=True).clamp_min(1e-4) / E4M3_MAX))
     return (round_e4m3(groups / scale) * scale).flatten(-2).to(x_TD.dtype)
 
 
@@ -141,8 +145,7 @@ def fakequant_mxfp8(x_TD: Tensor) -> Tensor:
 def fakequant_mxfp4(x_TD: Tensor) -> Tensor:
     """Round to MXFP4 and back: E2M1 per 32 channels, scale 2**ceil(log2(max(amax, 6 * 2**-126) / 6))."""
     groups = x_TD.float().unflatten(-1, (-1, 32))
-    exponent = _exponent_ceil(groups.abs().amax(-1, keepdim=True).clamp_min(E2M1_MAX * 2.0**-126) / E2M1_MAX)
-    scale = torch.ldexp(torch.ones((), device=x_TD.device), exponent)
+    scale = _power_of_two(_exponent_ceil(groups.abs().amax(-1, keepdim=True).clamp_min(E2M1_MAX * 2.0**-126) / E2M1_MAX))
     return (round_e2m1(groups / scale) * scale).flatten(-2).to(x_TD.dtype)
 
 
