@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EngineStats: what the engine counts, as plain numbers. Who exposes them under which names is the door's business.
+
+Counters only rise. Gauges are of the last step. `Histogram` keeps counts per bucket, as a scraper wants them, and no samples.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+# The buckets of vLLM's metrics of the same meaning, so that dashboards carry over.
+TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+TOKENS_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
+
+
+@dataclass(slots=True)
+class Histogram:
+    bounds: tuple[float, ...]
+    """Upper bounds of the buckets, rising, each inclusive; a last bucket without bound follows."""
+    counts: list[int] = field(default_factory=list)
+    """Observations per bucket, not cumulative; one longer than bounds."""
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class EngineGauges:
+    """The engine's side, replaced as a whole after each step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    """Usable blocks; the null block is not among them."""
+    slots_used: int = 0
+    slots_total: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    batched_tokens: int = 0
+    """Rows that all steps have run, prompts and outputs together."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges of the engine, and what the front has counted since start."""
+
+    engine: EngineGauges = field(default_factory=EngineGauges)
+    prompt_tokens: int = 0
+    """Of prompts that have begun to give output, each counted once, whatever n."""
+    cached_prompt_tokens: int = 0
+    """Those among them taken from the prefix cache."""
+    generation_tokens: int = 0
+    """Tokens delivered; what a stop string cuts off is not counted."""
+    finished: dict[str, int] = field(default_factory=dict)
+    """Completions ended, by finish reason."""
+    empty_answers: int = 0
+    """Completions that ended normally without any text."""
+    num_requests: int = 0
+    """Requests accepted."""
+    ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))
+    """Arrival to first token, per completion."""
+    itl_s: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS_S))
+    """Gap between consecutive tokens of a completion."""
+    queue_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    """Arrival to first scheduled."""
+    e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    """Arrival to the end, per completion."""
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(TOKENS_BOUNDS))
+    generation_length: Histogram = field(default_factory=lambda: Histogram(TOKENS_BOUNDS))
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks in use, 0..1."""
+        return self.engine.blocks_used / self.engine.blocks_total if self.engine.blocks_total else 0.0
+
+
+class ThroughputReport:
+    """Says every few seconds, while there is work, how fast it goes. Told the counters; reads no clock."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._since_s: float | None = None
+        self._prompt = self._generated = 0
+
+    def line(self, now_s: float, gauges: EngineGauges, *, prompt_tokens: int, generated_tokens: int) -> str | None:
+        """A log line when one is due.
+
+        Args:
+            prompt_tokens: prompt rows run since start.
+            generated_tokens: tokens drawn since start.
+        """
+        if self._since_s is None:
+            self._since_s, self._prompt, self._generated = now_s, prompt_tokens, generated_tokens
+            return None
+        elapsed_s = now_s - self._since_s
+        if elapsed_s < self._interval_s:
+            return None
+        line = (
+            f"prompt {(prompt_tokens - self._prompt) / elapsed_s:,.1f} tok/s, generation {(generated_tokens - self._generated) / elapsed_s:,.1f} tok/s, "
+            f"running {gauges.num_running}, waiting {gauges.num_waiting}, blocks {gauges.blocks_used}/{gauges.blocks_total}"
+        )
+        self._since_s, self._prompt, self._generated = now_s, prompt_tokens, generated_tokens
+        return line
+
+    def rest(self) -> None:
+        """The engine went idle: the next line starts counting when there is work again."""
+        self._since_s = None
