@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of a token batch with a weight [out, in], dense or packed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whalefall.kernels.quant.reference import dequantize_fp8_tile
+from whalefall.kernels.registry import op
+
+_FLOAT32_TILE_ELEMENTS = 1 << 24
+
+
+@op("gemm.linear")
+def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    """x @ w.T in x's dtype, accumulated in float32."""
+    return torch.nn.functional.linear(x_TK, w_NK)
+
+
+@op("gemm.linear_fp8_tile")
+def linear_fp8_tile(x_TK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> Tensor:
+    """x @ w.T for a packed FP8 tile weight, dequantised to x's dtype on the way."""
+    return torch.nn.functional.linear(x_TK, dequantize_fp8_tile(w_NK, scale_nk, x_TK.dtype))
+
+
+@op("gemm.linear_float32")
+def linear_float32(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    """x @ w.T with a float32 result that is never rounded to a narrower type: logits, router scores, compressor inputs.
+
+    Narrow weights are widened a tile of rows at a time, so the float32 copy of a large head never exists whole.
+    """
+    x32_TK = x_TK.float()
+    if w_NK.dtype == torch.float32:
+        return torch.nn.functional.linear(x32_TK, w_NK)
+    rows = max(1, _FLOAT32_TILE_ELEMENTS // w_NK.shape[1])
+    return torch.cat([torch.nn.functional.linear(x32_TK, part.float()) for part in w_NK.split(rows)], dim=-1)
+
+
+@op("gemm.grouped_linear")
+def grouped_linear(x_TGK: Tensor, w_GNK: Tensor) -> Tensor:
+    """One product per group: [T, G, K] x [G, N, K] -> [T, G, N]."""
+    return torch.bmm(x_TGK.transpose(0, 1), w_GNK.transpose(1, 2)).transpose(0, 1)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifold-constrained hyper-connections: mixes, collapse of the streams, and the way back.
+
+Source: design note deepseek-v41 §3.2; "mHC: Manifold-Constrained Hyper-Connections". All arithmetic is float32; streams keep their dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whalefall.kernels.registry import op
+
+
+@op("mhc.mixes")
+def mixes(
+    streams_TSH: Tensor, fn_MF: Tensor, base_M: Tensor, scale_3: Tensor, eps: float, hc_eps: float, iterations: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How the streams mix around one sublayer.
+
+    Args:
+        fn_MF: float32 [S * (2 + S), S * H]; rows are pre, post, then comb row by row. The norm's gain is already in it.
+        scale_3: multipliers of the pre, post and comb parts.
+        iterations: Sinkhorn rounds; the softmax with its column step counts as the first.
+    Returns:
+        pre_TS (weights of the next collapse), post_TS (weight of the sublayer's output per stream), comb_TSS [from, to].
+    """
+    tokens, streams, _ = streams_TSH.shape
+    flat_TF = streams_TSH.flatten(1).float()
+    inv_rms_T1 = torch.rsqrt(flat_TF.square().mean(-1, keepdim=True) + eps)
+    m_TM = torch.nn.functional.linear(flat_TF, fn_MF) * inv_rms_T1
+    pre_TS = torch.sigmoid(m_TM[:, :streams] * scale_3[0] + base_M[:streams]) + hc_eps
+    post_TS = 2 * torch.sigmoid(m_TM[:, streams : 2 * streams] * scale_3[1] + base_M[streams : 2 * streams])
+    comb_TSS = (m_TM[:, 2 * streams :] * scale_3[2] + base_M[2 * streams :]).view(tokens, streams, streams)
+    return pre_TS, post_TS, sinkhorn(comb_TSS, hc_eps, iterations)
+
+
+def sinkhorn(logits_TSS: Tensor, hc_eps: float, iterations: int) -> Tensor:
+    """Nearly doubly stochastic matrices: softmax over rows, then column and row normalisations in turn, ending with columns."""
+    comb_TSS = torch.softmax(logits_TSS, dim=-1) + hc_eps
+    comb_TSS = comb_TSS / (comb_TSS.sum(dim=-2, keepdim=True) + hc_eps)
+    for _ in range(iterations - 1):
+        comb_TSS = comb_TSS / (comb_TSS.sum(dim=-1, keepdim=True) + hc_eps)
+        comb_TSS = comb_TSS / (comb_TSS.sum(dim=-2, keepdim=True) + hc_eps)
+    return comb_TSS
+
+
+@op("mhc.collapse")
+def collapse(streams_TSH: Tensor, carry_TS: Tensor) -> Tensor:
+    """The sublayer's input: sum over streams of carry times stream, rounded once to the streams' dtype."""
+    return torch.bmm(carry_TS[:, None], streams_TSH.float()).squeeze(1).to(streams_TSH.dtype)
+
+
+@op("mhc.expand")
+def expand(streams_TSH: Tensor, y_TH: Tensor, post_TS: Tensor, comb_TSS: Tensor) -> Tensor:
+    """New streams: R'[b] = post[b] * y + sum over a of comb[a, b] * R[a]. The summed index is comb's first one."""
+    mixed_TSH = torch.bmm(comb_TSS.transpose(1, 2), streams_TSH.float())
+    return torch.addcmul(mixed_TSH, post_TS[:, :, None], y_TH.float()[:, None]).to(streams_TSH.dtype)
