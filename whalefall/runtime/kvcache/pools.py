@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory behind a CacheSpec: block pools, window rings with their tags, states.
+
+Knows tensors and nothing of who uses which block; `manager` does that bookkeeping without torch. Allocated once at start by the worker,
+to the byte of what the spec says. Slots and blocks are cleaned here, because their next user must not see what the last one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from whalefall.core.batch import CacheTensors
+from whalefall.core.cache_spec import CacheSpec
+
+EMPTY_TAG = -1
+"""Tag of a ring row that holds nothing."""
+
+
+def allocate(spec: CacheSpec, num_blocks: int, num_slots: int, device: torch.device) -> CacheTensors:
+    """Make the pools of `spec`, zeroed, with every ring row marked empty.
+
+    Args:
+        num_blocks: physical blocks, counting the null block 0.
+        num_slots: requests that may hold state at once.
+    """
+    assert num_blocks >= 1 and num_slots >= 1, f"{num_blocks} blocks and {num_slots} slots: both must be at least 1"
+
+    def zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+
+    cache = CacheTensors(
+        growing={f.name: zeros((num_blocks * (spec.block_tokens // f.tokens_per_entry), f.width), f.dtype) for f in spec.growing},
+        rings={f.name: zeros((num_slots, f.rows, f.width), f.dtype) for f in spec.rings},
+        tags={g: torch.full((num_slots, spec.ring_rows(g)), EMPTY_TAG, dtype=torch.int32, device=device) for g in spec.ring_groups},
+        states={f.name: zeros((num_slots, *f.shape), f.dtype) for f in spec.states},
+        block_tokens=spec.block_tokens,
+    )
+    expected = num_blocks * spec.block_bytes + num_slots * spec.slot_bytes
+    assert cache_bytes(cache) == expected, f"pools take {cache_bytes(cache):,} bytes, the spec says {expected:,}"
+    return cache
+
+
+def cache_bytes(cache: CacheTensors) -> int:
+    """Bytes of all pools together."""
+    return sum(t.numel() * t.element_size() for t in _tensors(cache))
+
+
+def reset_slot(cache: CacheTensors, slot: int) -> None:
+    """Make a slot ready for a new request: its ring rows are empty and its states zero.
+
+    Ring rows keep their bytes: a row whose tag does not match is never read.
+    """
+    for tag in cache.tags.values():
+        tag[slot] = EMPTY_TAG
+    for state in cache.states.values():
+        state[slot] = 0
+
+
+def scrub(cache: CacheTensors, slot: int, block_ids: Sequence[int], num_blocks: int) -> None:
+    """Remove NaN and infinity from what a faulted request leaves behind.
+
+    A masked read multiplies a stale value by zero, and zero times NaN is NaN: without this the next owner of a block could fail for a
+    fault that is not its own. Finite entries keep their value, so blocks shared with a healthy request are not harmed. Pools of packed bytes hold no NaN that a look at single bytes could find;
+    they are left as they are.
+    """
+    reset_slot(cache, slot)
+    for ring in cache.rings.values():
+        ring[slot] = 0
+    if not block_ids:
+        return
+    blocks = torch.tensor(block_ids, dtype=torch.int64)
+    for pool in cache.growing.values():
+        if not pool.is_floating_point():
+            continue
+        per_block = pool.shape[0] // num_blocks
+        entries = (blocks[:, None] * per_block + torch.arange(per_block)).flatten().to(pool.device)
+        rows = pool[entries]
+        pool[entries] = torch.where(torch.isfinite(rows), rows, torch.zeros_like(rows))
+
+
+def _tensors(cache: CacheTensors) -> Iterator[Tensor]:
+    for group in (cache.growing, cache.rings, cache.tags, cache.states):
+        yield from group.values()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker: owns the pools, the slot tables and the sampling parameters, and turns a StepPlan into a StepResult.
+
+    launch(plan)   new requests -> blocks -> batch -> forward -> sample -> ids into the token table         (nothing is read back)
+    handle.wait()  device -> host: ids, log-probabilities, faults per request                               (the only read)
+
+The engine may launch plan N + 1 before it waits for N: what N drew is already where N + 1 looks for it. On the CPU a launch has
+finished when it returns. Called from the step loop's thread only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.plan import StepPlan
+from whalefall.models.definition import Model
+from whalefall.runtime.kvcache import pools
+from whalefall.runtime.sampling.logprobs import LogprobRows, logprobs_of
+from whalefall.runtime.sampling.params import NOT_WANTED, SlotParams
+from whalefall.runtime.sampling.sampler import sample
+from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
+from whalefall.runtime.worker.model_runner import ModelRunner
+from whalefall.runtime.worker.step_handle import Drawn, StepHandle
+from whalefall.runtime.worker.tables import SlotTables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    num_blocks: int
+    """Physical blocks, counting the null block 0."""
+    num_slots: int
+    """Requests that may hold state at once."""
+    max_model_len: int
+    """Longest context in tokens, prompt and output together."""
+    vocab_size: int
+    history_tokens: int = 0
+    """Ids before a row that the model wants to see."""
+    device: torch.device = torch.device("cpu")
+
+
+class Worker:
+    def __init__(self, model: Model, spec: CacheSpec, config: WorkerConfig) -> None:
+        self.config = config
+        self.cache = pools.allocate(spec, config.num_blocks, config.num_slots, config.device)
+        self._tables = SlotTables(config.num_slots, config.max_model_len, spec.block_tokens, config.device)
+        self._params = SlotParams(config.num_slots, config.vocab_size)
+        self._runner = ModelRunner(model, self.cache, config.vocab_size)
+        self._builder = BatchBuilder(
+            self._tables, self._params.num_prompt, history_tokens=config.history_tokens, block_tokens=spec.block_tokens
+        )
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Run the step. Plans must come in the order in which they were made; `plan.steps` is not empty and names each slot once."""
+        for request in plan.new_requests:
+            pools.reset_slot(self.cache, request.slot)
+            self._tables.admit(request)
+            self._params.set(request)
+        self._tables.append_blocks(plan.steps)
+        batch, wanted = self._builder.build(plan.steps)
+        logits_LV = self._runner.run(batch)
+        drawn = self._sample(logits_LV[: wanted.num_sampled], wanted)
+        scored = self._score_prompt(logits_LV[wanted.num_sampled :], wanted)
+        return StepHandle(plan, wanted, drawn, scored, self._clean_up)
+
+    def _sample(self, logits_SV: Tensor, wanted: LogitRows) -> Drawn:
+        rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S)
+        sampled = sample(logits_SV, rows, self._tables.token_ids)
+        where = torch.from_numpy(np.stack([wanted.sample_slot_S, wanted.sample_position_S])).to(logits_SV.device, non_blocking=True)
+        self._tables.token_ids[where[0], where[1]] = sampled.ids_L.to(torch.int32)
+        reporting = np.flatnonzero(rows.num_logprobs_L != NOT_WANTED)
+        if not len(reporting):
+            return Drawn(sampled, reporting, None)
+        index = torch.from_numpy(reporting).to(logits_SV.device, non_blocking=True)
+        return Drawn(sampled, reporting, logprobs_of(logits_SV[index], sampled.ids_L[index], rows.num_logprobs_L[reporting]))
+
+    def _score_prompt(self, logits_XV: Tensor, wanted: LogitRows) -> LogprobRows | None:
+        if not len(logits_XV):
+            return None
+        where = torch.from_numpy(np.stack([wanted.prompt_slot_X, wanted.prompt_position_X])).to(logits_XV.device, non_blocking=True)
+        ids_X = self._tables.token_ids[where[0], where[1]].long()
+        return logprobs_of(logits_XV, ids_X, self._params.num_prompt_logprobs[wanted.prompt_slot_X])
+
+    @torch.inference_mode()
+    def _clean_up(self, slot: int) -> None:
+        pools.scrub(self.cache, slot, self._tables.blocks_of(slot), self.config.num_blocks)
