@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler: events in (add, abort, plan, commit), plans and updates out. No torch, no clock, no randomness: the same events give the
+same plans. The caller is the engine loop; the callees are the cache bookkeeping and the rules in policy.py.
+
+One step ahead. `plan` may be called once more before the previous plan is committed. It then counts on the token in flight: the decode row
+of that token is planned by position, its id never leaves the device. What may go wrong with that is settled at commit:
+
+* The token ended its request (end-of-sequence, a fault, an abort in between). The next step is launched already; what it gives for this
+  request is discarded, and slot and blocks become free only when that step is done. Ends that can be counted (max_tokens, context limit)
+  are never planned past.
+* The request was preempted meanwhile. Its token in flight still counts: it is appended at commit, while the request waits, and is among the
+  known ids when the request returns. Nothing is drawn twice. Its blocks too become free only when its last launched step is done; until
+  then the request that needed them sits out.
+
+Prompt log-probabilities after a preemption: rows run again, but `next_prompt_logprob` remembers how far delivery went. A step that covers
+only delivered positions does not ask for them; of a step across the border, commit drops the delivered prefix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from whalefall.core.errors import RequestError
+from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan, StepResult
+from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
+from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.scheduler import policy
+from whalefall.runtime.scheduler.config import SchedulerConfig
+from whalefall.runtime.scheduler.queues import RequestQueue
+from whalefall.runtime.scheduler.state import Phase, RequestState
+from whalefall.runtime.scheduler.trace import TraceWriter
+
+MAX_IN_FLIGHT = 2
+"""Plans made and not committed."""
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, cache: CacheManager, *, trace: TraceWriter | None = None) -> None:
+        self.config = config
+        self.cache = cache
+        self.num_preemptions = 0
+        self._trace = trace
+        self._live: dict[str, RequestState] = {}
+        self._running = RequestQueue()
+        self._waiting = RequestQueue()
+        self._in_flight: deque[_Launched] = deque()
+        self._next_step_id = 0
+        self._done_step_id = -1
+        if trace is not None:
+            trace.start(config, cache)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans made and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is alive or a plan waits for its commit."""
+        return bool(self._live) or bool(self._in_flight)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request behind all others.
+
+        Raises:
+            RequestError: it could never run (policy.check_request), or its id is in use.
+        """
+        if request.request_id in self._live:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id", code="duplicate_request_id")
+        policy.check_request(request, self.config, self.cache)
+        if self._trace is not None:
+            self._trace.add(request)
+        state = RequestState.of(request, policy.max_total_tokens(request, self.config, self.cache))
+        self._live[state.request_id] = state
+        self._waiting.push_newest(state)
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[RequestUpdate]:
+        """End these requests now; unknown and ended ones are ignored. One final update each."""
+        request_ids = tuple(request_ids)
+        if self._trace is not None:
+            self._trace.abort(request_ids, reason)
+        states = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+        return [self._end(state, reason) for state in states]
+
+    def fail_all(self, message: str) -> list[RequestUpdate]:
+        """End every request with ERROR and forget the launched steps. The caller vouches that none of them still runs on the device."""
+        if self._trace is not None:
+            self._trace.fail_all(message)
+        self._in_flight.clear()
+        self._done_step_id = self._next_step_id - 1
+        self.cache.step_done(self._done_step_id)
+        return [self._end(state, FinishReason.ERROR, error=message) for state in list(self._live.values())]
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next step, or None: nothing can run before the plan in flight is committed, or there is no work at all."""
+        assert len(self._in_flight) < MAX_IN_FLIGHT, "plan called again before the commit of the last plan but one"
+        draft = _Draft(self._next_step_id, self.config.max_num_batched_tokens)
+        self._plan_running(draft)
+        if not draft.is_short_of_blocks:
+            self._admit(draft, now_s)
+        plan = None
+        if draft.steps:
+            plan = StepPlan(draft.step_id, tuple(draft.new_requests), tuple(draft.steps))
+            self._in_flight.append(_Launched(plan, draft.states))
+            self._next_step_id += 1
+        if self._trace is not None:
+            self._trace.plan(plan, now_s)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestUpdate]:
+        """Take in what the oldest plan in flight gave. An update for each request that got something or ended."""
+        if plan.step_id <= self._done_step_id:
+            return []  # forgotten by fail_all
+        assert self._in_flight and self._in_flight[0].plan.step_id == plan.step_id == result.step_id, "plans are committed in order"
+        assert len(result.results) == len(plan.steps), f"step {plan.step_id}: {len(result.results)} results, {len(plan.steps)} requests"
+        if self._trace is not None:
+            self._trace.commit(result, now_s)
+        launched = self._in_flight.popleft()
+        self._done_step_id = plan.step_id
+        self.cache.step_done(plan.step_id)
+        updates = []
+        # States by identity, not by id: an id may have ended and come back while the step was under way.
+        for step, state, gave in zip(launched.plan.steps, launched.states, result.results, strict=True):
+            if state.phase is not Phase.ENDED:
+                update = self._commit_request(state, step, gave, now_s)
+                if update is not None:
+                    updates.append(update)
+        return updates
+
+    # Planning: rows for those who run, oldest first, decodes before longer stretches; then entry for those who wait.
+
+    def _plan_running(self, draft: _Draft) -> None:
+        stretches = []
+        for state in self._running.snapshot():
+            if draft.budget == 0:
+                return
+            num_rows = min(state.num_expected, state.max_rows) - state.num_scheduled
+            if num_rows > 1:
+                stretches.append(state)
+            elif num_rows == 1 and state.phase is Phase.RUNNING:  # else an older one took its blocks in this very plan
+                reservation = state.reservation
+                assert reservation is not None
+                new_ids: tuple[int, ...] | None = ()
+                if state.num_scheduled >= reservation.num_tokens:
+                    new_ids = self._grow(state, draft)
+                if new_ids is not None:
+                    self._append_step(draft, state, 1, new_ids)
+        for state in stretches:
+            if draft.budget == 0:
+                return
+            if state.phase is Phase.RUNNING:
+                num_rows = min(state.num_expected, state.max_rows) - state.num_scheduled
+                self._append_step(draft, state, min(num_rows, draft.budget), ())  # blocks were reserved at entry
+
+    def _grow(self, state: RequestState, draft: _Draft) -> tuple[int, ...] | None:
+        """Blocks for the next row of `state`; None when it has to sit out, or was itself the newest and gave way."""
+        assert state.reservation is not None
+        while True:
+            new_ids = self.cache.extend(state.reservation, state.num_scheduled + 1)
+            if new_ids is not None:
+                return new_ids
+            draft.is_short_of_blocks = True
+            if self.cache.num_retiring_blocks > draft.num_awaited_blocks:
+                draft.num_awaited_blocks += 1  # one comes free when the step in flight is done: no need to preempt for it
+                return None
+            victim = self._running.newest
+            assert victim.last_step_id != draft.step_id, "rows are given to the oldest first, so the newest has none yet"
+            self._preempt(victim)
+            if victim is state:
+                return None
+
+    def _admit(self, draft: _Draft, now_s: float) -> None:
+        """Strictly first come, first served: a small request never overtakes a large one that waits for room."""
+        while draft.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
+            state = self._waiting.oldest
+            num_known = len(state.token_ids)
+            if self._is_in_flight(state):
+                return  # its token must be known before it can be handed to the worker again
+            if self._running and not policy.is_above_watermark(num_known, len(self._running), self.cache):
+                return
+            reservation = self.cache.reserve(num_known)
+            if reservation is None:
+                return
+            self._waiting.remove(state)
+            self._running.push_newest(state)
+            state.phase = Phase.RUNNING
+            state.reservation = reservation
+            state.decoder_start = policy.decoder_start(state, self.config)
+            if state.first_scheduled_s is None:
+                state.first_scheduled_s = now_s
+            draft.new_requests.append(_as_new_request(state, reservation.slot))
+            num_rows = min(num_known, state.max_rows)
+            self._append_step(draft, state, min(num_rows, draft.budget), tuple(reservation.block_ids))
+
+    def _append_step(self, draft: _Draft, state: RequestState, num_rows: int, new_ids: tuple[int, ...]) -> None:
+        start = state.num_scheduled
+        end = start + num_rows
+        samples = end == state.num_expected and end < state.max_total
+        wants_prompt = False
+        if start < state.num_prompt and state.sampling.prompt_logprobs is not None:
+            wants_prompt = min(end, state.num_prompt - 1) >= state.next_prompt_logprob
+        assert state.reservation is not None
+        draft.steps.append(
+            RequestStep(state.request_id, state.reservation.slot, start, num_rows, new_ids, 0, state.decoder_start, samples, wants_prompt)
+        )
+        draft.states.append(state)
+        draft.budget -= num_rows
+        state.num_scheduled = end
+        state.last_step_id = draft.step_id
+        if samples:
+            state.num_expected = end + 1
+
+    # Changes of phase.
+
+    def _preempt(self, state: RequestState) -> None:
+        """Take blocks and slot back and send the request to the front of those who wait; its tokens, known or in flight, stay."""
+        self.num_preemptions += 1
+        self._running.remove(state)
+        self._waiting.push_oldest(state)
+        self._give_back(state)
+        state.phase = Phase.WAITING
+        state.num_scheduled = 0
+
+    def _end(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        *,
+        error: str | None = None,
+        stop_token_id: int | None = None,
+        new_token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> RequestUpdate:
+        """The one way out. Whatever a launched step still gives for the request is discarded."""
+        (self._running if state.phase is Phase.RUNNING else self._waiting).remove(state)
+        del self._live[state.request_id]
+        if state.reservation is not None:
+            self._give_back(state)
+        state.phase = Phase.ENDED
+        return RequestUpdate(
+            request_id=state.request_id,
+            new_token_ids=new_token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            error=error,
+            timings=state.timings(with_tokens=True),
+        )
+
+    def _give_back(self, state: RequestState) -> None:
+        assert state.reservation is not None
+        self.cache.release(state.reservation, state.last_step_id if self._is_in_flight(state) else None)
+        state.reservation = None
+
+    def _is_in_flight(self, state: RequestState) -> bool:
+        return state.last_step_id > self._done_step_id
+
+    # Commit.
+
+    def _commit_request(self, state: RequestState, step: RequestStep, gave: RequestResult, now_s: float) -> RequestUpdate | None:
+        if gave.fault is not None:
+            return self._end(state, FinishReason.ERROR, error=gave.fault)
+        prompt_logprobs = _undelivered(state, step, gave) if step.wants_prompt_logprobs else None
+        reason: FinishReason | None = None
+        stop_token_id = None
+        if step.samples:
+            assert len(gave.token_ids) == 1, f"{state.request_id}: {len(gave.token_ids)} tokens sampled, expected one"
+            state.token_ids.append(gave.token_ids[0])
+            state.token_s.append(now_s)
+            reason, stop_token_id = policy.end_of(state, gave.token_ids[0])
+        elif step.start + step.num_tokens == state.max_total:
+            reason = FinishReason.LENGTH  # max_tokens is 0: the prompt is scored
+        elif prompt_logprobs is None:
+            return None
+        if reason is not None:
+            return self._end(
+                state,
+                reason,
+                stop_token_id=stop_token_id,
+                new_token_ids=gave.token_ids,
+                logprobs=gave.logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        return RequestUpdate(
+            request_id=state.request_id,
+            new_token_ids=gave.token_ids,
+            logprobs=gave.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            timings=state.timings(with_tokens=False),
+        )
+
+
+class _Launched(NamedTuple):
+    plan: StepPlan
+    states: list[RequestState]
+    """Aligned with plan.steps."""
+
+
+class _Draft:
+    """A plan while it is being made."""
+
+    __slots__ = ("budget", "is_short_of_blocks", "new_requests", "num_awaited_blocks", "states", "step_id", "steps")
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.step_id = step_id
+        self.budget = budget
+        self.new_requests: list[NewRequest] = []
+        self.steps: list[RequestStep] = []
+        self.states: list[RequestState] = []
+        self.num_awaited_blocks = 0
+        """Retiring blocks that requests of this plan already wait for."""
+        self.is_short_of_blocks = False
+        """Somebody who runs found no block: nobody may enter and take the next one."""
+
+
+def _as_new_request(state: RequestState, slot: int) -> NewRequest:
+    return NewRequest(
+        request_id=state.request_id,
+        slot=slot,
+        token_ids=tuple(state.token_ids),
+        num_prompt_tokens=state.num_prompt,
+        sampling=state.sampling,
+        eos_token_ids=state.request.eos_token_ids,
+    )
+
+
+def _undelivered(state: RequestState, step: RequestStep, gave: RequestResult) -> tuple[TokenLogprobs, ...]:
+    """The prompt log-probabilities of a step less those that were delivered before a preemption."""
+    first = step.start + 1
+    end = min(step.start + step.num_tokens, state.num_prompt - 1) + 1
+    scores = gave.prompt_logprobs or ()
+    assert len(scores) == end - first, f"{state.request_id}: {len(scores)} prompt logprobs for positions [{first}, {end})"
+    fresh = scores[max(0, state.next_prompt_logprob - first) :]
+    state.next_prompt_logprob = max(state.next_prompt_logprob, end)
+    return fresh

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FakeClock and FakeWorker: the outside of a scheduler without a model, so that simulations can check content and not only counts.
+
+FakeWorker keeps a token table per slot and a "KV cache" of (position, token) per cell of a physical block. The next token is a checksum of
+the whole history *as read back through the block table*. A wrong position, a lost token, a block with two owners or one reused too early
+therefore changes the answer, or trips an assertion that names the step. `expected_answer` gives the same answer by plain recursion.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan, StepResult
+from whalefall.core.request import EngineRequest, FinishReason, TokenLogprobs
+from whalefall.core.sampling import SamplingParams
+
+
+class FakeClock:
+    """Time that moves when told to."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+def next_token(history: Sequence[int], num_prompt: int, sampling: SamplingParams, eos_ids: Sequence[int], vocab_size: int) -> int:
+    """The token after `history`: a checksum of all of it and the seed; ids that end an answer are masked before min_tokens."""
+    token_id = _checksum(history, sampling.seed or 0) % vocab_size
+    if len(history) - num_prompt < sampling.min_tokens:
+        masked = {*eos_ids, *sampling.stop_token_ids}
+        assert len(masked) < vocab_size
+        while token_id in masked:
+            token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def prompt_score(prompt: Sequence[int], position: int) -> TokenLogprobs:
+    """The log-probability of a prompt token: a checksum of what stands before it."""
+    logprob = -1.0 - _checksum(prompt[:position], 0) % 1_000
+    return TokenLogprobs(
+        token_id=prompt[position], logprob=logprob, rank=1, top_ids=None, top_logprobs=np.array([logprob], dtype=np.float32)
+    )
+
+
+def expected_answer(request: EngineRequest, max_context: int, vocab_size: int) -> tuple[tuple[int, ...], FinishReason]:
+    """What a request must get, whatever the road: alone, without chunks, budgets or preemption."""
+    sampling, prompt = request.sampling, list(request.prompt_token_ids)
+    limit = max_context if sampling.max_tokens is None else min(max_context, len(prompt) + sampling.max_tokens)
+    enders = {*(() if sampling.ignore_eos else request.eos_token_ids), *sampling.stop_token_ids}
+    history = list(prompt)
+    while len(history) < limit:
+        token_id = next_token(history, len(prompt), sampling, request.eos_token_ids, vocab_size)
+        may_end = len(history) - len(prompt) >= sampling.min_tokens
+        history.append(token_id)
+        if may_end and token_id in enders:
+            return tuple(history[len(prompt) :]), FinishReason.STOP
+    return tuple(history[len(prompt) :]), FinishReason.LENGTH
+
+
+@dataclass(eq=False)
+class _Slot:
+    """What the worker knows about the request in one slot."""
+
+    new: NewRequest
+    token_ids: dict[int, int]
+    """By position; given ones and drawn ones."""
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    decoder_start: int | None = None
+    fault: str | None = None
+    """Set once; a step that was launched before the fault was known gets it again."""
+
+
+class FakeWorker:
+    """Answers plans as a device would: a launch returns at once, the work is done late (when its result is waited for), in order.
+
+    Args:
+        block_tokens: as the CacheManager's.
+        fault_at: request id -> position; the step whose rows reach it ends with a fault of this request.
+    """
+
+    def __init__(self, *, block_tokens: int, vocab_size: int = 64, fault_at: Mapping[str, int] | None = None) -> None:
+        self.block_tokens = block_tokens
+        self.vocab_size = vocab_size
+        self.fault_at = dict(fault_at or {})
+        self._slots: dict[int, _Slot] = {}
+        self._cells: dict[int, tuple[int, int]] = {}  # physical cell -> (position, token id)
+        self._launched: deque[FakeStepHandle] = deque()
+
+    def launch(self, plan: StepPlan) -> FakeStepHandle:
+        """Take a plan in: block tables and slots change now, rows are computed when the result is waited for."""
+        assert plan.steps, f"step {plan.step_id} is empty"
+        self._check_reuse(plan)
+        for new in plan.new_requests:
+            self._slots[new.slot] = _Slot(new, dict(enumerate(new.token_ids)))
+        owners = []
+        for step in plan.steps:
+            slot = self._slots[step.slot]
+            assert slot.new.request_id == step.request_id, f"slot {step.slot} holds {slot.new.request_id}, not {step.request_id}"
+            slot.block_ids.extend(step.new_block_ids)
+            owners.append(slot)
+        handle = FakeStepHandle(self, plan, owners)
+        self._launched.append(handle)
+        return handle
+
+    def _check_reuse(self, plan: StepPlan) -> None:
+        """What a launched step may still touch must not be handed to anybody else."""
+        for handle in self._launched:
+            slots = {step.slot for step in handle.plan.steps}
+            block_ids = {block_id for owner in handle.owners for block_id in owner.block_ids}
+            for new in plan.new_requests:
+                assert new.slot not in slots, f"step {plan.step_id}: slot {new.slot} is still used by step {handle.plan.step_id}"
+            for step in plan.steps:
+                assert block_ids.isdisjoint(step.new_block_ids), (
+                    f"step {plan.step_id}: {step.request_id} got a block that step {handle.plan.step_id} still uses"
+                )
+
+    def _run(self, handle: FakeStepHandle) -> StepResult:
+        assert self._launched and self._launched[0] is handle, "steps run in the order of their launch"
+        results = tuple(self._run_request(step, slot) for step, slot in zip(handle.plan.steps, handle.owners, strict=True))
+        self._launched.popleft()
+        return StepResult(step_id=handle.plan.step_id, results=results)
+
+    def _run_request(self, step: RequestStep, slot: _Slot) -> RequestResult:
+        name, end = step.request_id, step.start + step.num_tokens
+        if slot.fault is not None:
+            return RequestResult(fault=slot.fault)
+        assert step.start == slot.num_computed, f"{name}: rows start at {step.start}, but {slot.num_computed} are computed"
+        assert slot.decoder_start in (None, step.decoder_start), f"{name}: decoder_start moved"
+        slot.decoder_start = step.decoder_start
+        for position in range(step.start, end):
+            assert position in slot.token_ids, f"{name}: the id at {position} is not known to anybody"
+            self._cells[self._cell(slot, position)] = (position, slot.token_ids[position])
+        slot.num_computed = end
+        fault_at = self.fault_at.get(name)
+        if fault_at is not None and step.start <= fault_at < end:
+            slot.fault = f"non-finite logits at position {fault_at}"
+            return RequestResult(fault=slot.fault)
+        history = [self._read(slot, position, name) for position in range(end)]
+        token_ids: tuple[int, ...] = ()
+        if step.samples:
+            assert end - 1 >= step.decoder_start, f"{name}: the row that samples is no decoder row"
+            new = slot.new
+            slot.token_ids[end] = next_token(history, new.num_prompt_tokens, new.sampling, new.eos_token_ids, self.vocab_size)
+            token_ids = (slot.token_ids[end],)
+        return RequestResult(token_ids=token_ids, prompt_logprobs=self._score(step, slot, end) if step.wants_prompt_logprobs else None)
+
+    def _score(self, step: RequestStep, slot: _Slot, end: int) -> tuple[TokenLogprobs, ...]:
+        assert step.decoder_start == 0, f"{step.request_id}: prompt logprobs need every row"
+        prompt = slot.new.token_ids[: slot.new.num_prompt_tokens]
+        return tuple(prompt_score(prompt, position) for position in range(step.start + 1, min(end, len(prompt) - 1) + 1))
+
+    def _cell(self, slot: _Slot, position: int) -> int:
+        logical = position // self.block_tokens
+        assert logical < len(slot.block_ids), f"{slot.new.request_id}: position {position} has no block"
+        assert slot.block_ids[logical] != 0, "the null block was handed out"
+        return slot.block_ids[logical] * self.block_tokens + position % self.block_tokens
+
+    def _read(self, slot: _Slot, position: int, name: str) -> int:
+        tag, token_id = self._cells[self._cell(slot, position)]
+        assert tag == position, f"{name}: the cell of position {position} holds position {tag}"
+        return token_id
+
+
+class FakeStepHandle:
+    def __init__(self, worker: FakeWorker, plan: StepPlan, owners: list[_Slot]) -> None:
+        self.plan = plan
+        self.owners = owners
+        self._worker = worker
+
+    def wait(self) -> StepResult:
+        return self._worker._run(self)
+
+
+def _checksum(token_ids: Sequence[int], seed: int) -> int:
+    return zlib.crc32(array("I", token_ids).tobytes(), seed & 0xFFFFFFFF)
