@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m whalefall.cli.doctor`: the doctor with the standard library alone, for when the command itself does not start."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from whalefall.cli.doctor.run import DEFAULT_PORT, run_doctor
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m whalefall.cli.doctor", description="What is installed, what is wrong, how to mend it.")
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    parser.add_argument("--strict", action="store_true", help="warnings count as failures")
+    parser.add_argument("--no-gpu", action="store_true", help="no GPU is expected here")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    args = parser.parse_args()
+    return run_doctor(as_json=args.as_json, strict=args.strict, expect_gpu=not args.no_gpu, port=args.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
