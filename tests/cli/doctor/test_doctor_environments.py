@@ -144,11 +144,16 @@ def test_a_library_file_that_nobody_owns_is_named_with_its_path(site, make_elf) 
     assert only.delete == (str(stray),)
 
 
-def test_a_private_renamed_runtime_only_warns(site, make_elf) -> None:
+def test_the_profiler_library_that_triton_ships_is_no_mixture(site, make_elf) -> None:
+    site.cuda13().wheel("triton-kernels", "3.6", files={"triton/backends/nvidia/lib/cupti/libcupti.so.12": make_elf()})
+    assert mixtures(site) == []
+
+
+def test_a_private_renamed_runtime_is_only_noted(site, make_elf) -> None:
     files = {"sound/core.so": make_elf(["libcudart-9335f6a2.so.13.0.96"]), "sound.libs/libcudart-9335f6a2.so.13.0.96": make_elf()}
     site.cuda12().wheel("sound", "0.1", files=files)
     (only,) = mixtures(site)
-    assert only.severity == "warn"
+    assert only.severity == "note"
     assert "private copy" in only.because
 
 

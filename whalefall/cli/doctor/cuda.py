@@ -252,7 +252,8 @@ def _foreign_extensions(env: Environment, major: int, foreign: dict[str, Dist]) 
             for needed in lib.linkage.needed if lib.linkage else ():
                 if library_major(needed) not in (None, major):
                     links.setdefault(owner, {})[needed] = lib.relative
-            if library_major(lib.path.name) not in (None, major):
+            # Triton ships CUPTI of an older CUDA for its own profiler: only the families that others open by name count.
+            if library_family(lib.path.name) and library_major(lib.path.name) not in (None, major):
                 carried.setdefault(owner, lib.relative)
     found = []
     for name in sorted({*links, *carried, *(d.name for d in env.dists.values() if dist_major(d) not in (None, major))} - set(foreign)):
@@ -267,9 +268,9 @@ def _extension(dist: Dist, major: int, links: dict[str, str], carried: str | Non
         soname, path = next(iter(open_links.items()))
         because = f"{path} links to {soname}"
     elif links or carried:
-        # A private copy under a mangled name does not meet torch's; it only becomes wrong when both share objects.
+        # A private copy, under a mangled name or opened by its owner alone, does not meet torch's; taking it out would cost more.
         detail = f"{dist.spec} carries its own CUDA {_majors([*links, carried or ''])} runtime in a CUDA {major} environment"
-        return Mixture("warn", dist.name, detail, f"{carried or next(iter(links))} is a private copy", (dist.name,))
+        return Mixture("note", dist.name, detail, f"{carried or next(iter(links))} is a private copy")
     else:
         because = f"its name or version says CUDA {dist_major(dist)}"
     other = _majors(open_links) or str(dist_major(dist))
