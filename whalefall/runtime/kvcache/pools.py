@@ -63,8 +63,8 @@ def scrub(cache: CacheTensors, slot: int, block_ids: Sequence[int], num_blocks: 
     """Remove NaN and infinity from what a faulted request leaves behind.
 
     A masked read multiplies a stale value by zero, and zero times NaN is NaN: without this the next owner of a block could fail for a
-    fault that is not its own. Finite entries keep their value, so blocks shared with a healthy request are not harmed. Pools of packed bytes hold no NaN that a look at single bytes could find;
-    they are left as they are.
+    fault that is not its own. Finite entries keep their value, so blocks shared with a healthy request are not harmed. Pools of
+    packed bytes are left as they are: a look at single bytes cannot tell a NaN.
     """
     reset_slot(cache, slot)
     for ring in cache.rings.values():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whalefall.core.request import TokenLogprobs
-from whalefall.kernels.sampling import reference as ops
+from whalefall.kernels import sampling as ops
 from whalefall.runtime.sampling.params import WHOLE_VOCABULARY
 
 TILE_BYTES = 64 << 20
@@ -69,7 +69,8 @@ def logprobs_of(logits_LV: Tensor, ids_L: Tensor, num_wanted_L: npt.NDArray[np.i
     num_wanted_L = np.minimum(num_wanted_L, vocab_size)
     k = max(int(num_wanted_L.max(initial=0)), 0)
     tiles = [_tile(logits_LV[part], ids_L[part], num_wanted_L[part], k) for part in _parts(len(num_wanted_L), vocab_size)]
-    return LogprobRows(ids_L, *(torch.cat(column) for column in zip(*tiles)), num_wanted_L=num_wanted_L)
+    logprob_L, rank_L, top_ids_LK, top_logprobs_LK, whole_XV = (torch.cat(column) for column in zip(*tiles))
+    return LogprobRows(ids_L, logprob_L, rank_L, top_ids_LK, top_logprobs_LK, whole_XV, num_wanted_L)
 
 
 def _tile(logits_LV: Tensor, ids_L: Tensor, num_wanted_L: npt.NDArray[np.int64], k: int) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whalefall.core.plan import NewRequest
-from whalefall.kernels.sampling.reference import NO_LIMIT
+from whalefall.kernels.sampling import NO_LIMIT
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whalefall.kernels.sampling import reference as ops
+from whalefall.kernels import sampling as ops
 from whalefall.runtime.sampling.params import RowParams
 
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whalefall.kernels.sampling import reference as ops
-from whalefall.kernels.sampling.random import Purpose
+from whalefall.kernels import sampling as ops
 from whalefall.runtime.sampling.params import RowParams
 from whalefall.runtime.sampling.penalties import shape_logits
 
@@ -86,7 +85,7 @@ def _draw(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
         logits_LV[index] = ops.keep_top(logits_LV[index], column(rows.top_k_L)[index], column(rows.top_p_L)[index])
     if (rows.min_p_L[chosen] > 0).any():
         logits_LV.masked_fill_(logits_LV < column(rows.min_p_L).log()[:, None], -math.inf)  # relative to the best: its log is 0
-    return ops.draw(logits_LV, column(rows.seed_L), column(rows.position_L), int(Purpose.TARGET))
+    return ops.draw(logits_LV, column(rows.seed_L), column(rows.position_L), int(ops.Purpose.TARGET))
 
 
 def _tiles(selected: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:

@@ -76,9 +76,11 @@ class StepHandle:
         tokens: list[tuple[int, ...]] = [()] * len(self._plan.steps)
         for request, token_id in zip(request_S, self._drawn.sampled.ids_L.tolist()):
             tokens[request] = (token_id,)
-        faults = {r: Fault(f) for r, f in zip(request_S, self._drawn.sampled.fault_L.tolist()) if f}
+        faults: dict[int, Fault] = {r: Fault(f) for r, f in zip(request_S, self._drawn.sampled.fault_L.tolist()) if f}
         reports = [] if self._drawn.logprobs is None else self._drawn.logprobs.tokens()
-        logprobs = {request_S[row]: (report,) for row, report in zip(self._drawn.reporting.tolist(), reports)}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {
+            request_S[row]: (report,) for row, report in zip(self._drawn.reporting.tolist(), reports)
+        }
         return tokens, logprobs, faults
 
     def _read_scored(self, faults: dict[int, Fault]) -> list[tuple[TokenLogprobs, ...]]:

@@ -10,7 +10,7 @@ finished when it returns. Called from the step loop's thread only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class WorkerConfig:
     vocab_size: int
     history_tokens: int = 0
     """Ids before a row that the model wants to see."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class Worker:
