@@ -62,7 +62,7 @@ class CacheSpec:
     states: tuple[StateField, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [f.name for f in (*self.growing, *self.rings, *self.states)]
+        names = [f.name for f in self.growing] + [f.name for f in self.rings] + [f.name for f in self.states]
         assert len(set(names)) == len(names), f"cache field names repeat: {sorted(names)}"
         for f in self.growing:
             assert self.block_tokens % f.tokens_per_entry == 0, f"{f.name}: {f.tokens_per_entry} does not divide {self.block_tokens}"

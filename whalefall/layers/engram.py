@@ -37,9 +37,7 @@ class Engram(Parametric):
     q_weight: Tensor
     k_weight: Tensor
 
-    def __init__(
-        self, hidden_size: int, streams: int, *, num_rows: int, slots: int, width: int, eps: float, storage: Storage
-    ) -> None:
+    def __init__(self, hidden_size: int, streams: int, *, num_rows: int, slots: int, width: int, eps: float, storage: Storage) -> None:
         super().__init__()
         self.streams, self.eps = streams, eps
         self.embed = EngramTable(num_rows, width, storage)

@@ -29,15 +29,15 @@ class Linear(Parametric):
     """`quantised` says whether the checkpoint format applies to this weight at all; plain weights are always dense."""
 
     weight: Tensor
+    scale: Tensor
+    """UE8M0 bytes of the tiles; only when packed."""
 
     def __init__(self, in_features: int, out_features: int, storage: Storage, *, quantised: bool = True) -> None:
         super().__init__()
         self.is_quantised = quantised and storage.is_quantised
         self.is_packed = self.is_quantised and storage.is_packed
         self._half: dict[str, Tensor] = {}
-        self.declare(
-            "weight", (out_features, in_features), torch.float8_e4m3fn if self.is_packed else storage.dtype, storage.device
-        )
+        self.declare("weight", (out_features, in_features), torch.float8_e4m3fn if self.is_packed else storage.dtype, storage.device)
         if self.is_packed:
             self.declare("scale", (-(-out_features // 32), -(-in_features // 32)), torch.uint8, storage.device)
 

@@ -33,6 +33,11 @@ class Gate(Parametric):
 class Experts(Parametric):
     """All routed experts in two stacked tensors, dense or packed MXFP4; gate rows stand above up rows in w13."""
 
+    w13: Tensor
+    w13_scale: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+
     def __init__(self, num_experts: int, hidden_size: int, inner: int, limit: float, storage: Storage) -> None:
         super().__init__()
         self.inner, self.limit, self.dtype = inner, limit, storage.dtype

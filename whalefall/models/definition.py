@@ -30,14 +30,27 @@ WeightStore = Literal["auto", "packed", "dense"]
 class ModelConfig(Protocol):
     """The facts about any model that the runtime needs."""
 
-    vocab_size: int
-    max_position_embeddings: int
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    history_tokens: int
-    """How many ids before a row the forward wants to see (Engram look-back); 0 for none."""
-    decoder_window: int | None
-    """Rows of prompt tail that decoder layers need in bounded replay; None when the family has no encoder/decoder split."""
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def history_tokens(self) -> int:
+        """How many ids before a row the forward wants to see (Engram look-back); 0 for none."""
+        ...
+
+    @property
+    def decoder_window(self) -> int | None:
+        """Rows of prompt tail that decoder layers need in bounded replay; None when the family has no encoder/decoder split."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +85,7 @@ class ModelDefinition:
     """config -> every checkpoint tensor the model consumes, and the rules for those it ignores."""
     cache_spec: Callable[[Any, BuildContext, int], CacheSpec]
     """(config, context, block_tokens) -> what to allocate."""
-    build: Callable[[Any, BuildContext], "BuiltModel"]
+    build: Callable[[Any, BuildContext], BuiltModel]
     """A model with empty parameters, and where each checkpoint tensor goes."""
     chat_format: Literal["deepseek_v4", "deepseek_v41", "none"]
     """Which protocol encoding the door uses."""
