@@ -95,7 +95,10 @@ def random_bits(seed_L: Tensor, position_L: Tensor, purpose: int, vocab_size: in
 @op("sampling.exponential_noise", cases=_cases)
 def exponential_noise(seed_L: Tensor, position_L: Tensor, purpose: int, vocab_size: int) -> Tensor:
     """Exponential numbers with mean 1, float32 [L, V], in [2.3e-10, 16.7]: never 0 and never infinite, so their logarithm is finite."""
-    bits_LV = random_bits(seed_L, position_L, purpose, vocab_size)
+    return _as_exponential(random_bits(seed_L, position_L, purpose, vocab_size))
+
+
+def _as_exponential(bits_LV: Tensor) -> Tensor:
     uniform_LV = (bits_LV & 0x7FFF_FFFF).float().add_(0.5).mul_(2.0**-31)
     uniform_LV.clamp_(max=1 - 2.0**-24)  # the largest float below 1; float32 rounding would give 1 and an infinite result
     return uniform_LV.neg_().log1p_().neg_()
