@@ -10,9 +10,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 # The buckets of vLLM's metrics of the same meaning, so that dashboards carry over.
-TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_TENTHS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1)
+TTFT_BOUNDS_S = (*_TENTHS, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 ITL_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+_MINUTES = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+REQUEST_BOUNDS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *_MINUTES)
 TOKENS_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 
 
@@ -93,27 +95,27 @@ class ThroughputReport:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._since_s: float | None = None
-        self._prompt = self._generated = 0
+        self._rows = self._drawn = 0
 
-    def line(self, now_s: float, gauges: EngineGauges, *, prompt_tokens: int, generated_tokens: int) -> str | None:
+    def line(self, now_s: float, gauges: EngineGauges, *, num_rows: int, num_drawn: int) -> str | None:
         """A log line when one is due.
 
         Args:
-            prompt_tokens: prompt rows run since start.
-            generated_tokens: tokens drawn since start.
+            num_rows: rows run since start, prompts and outputs together.
+            num_drawn: tokens drawn since start.
         """
         if self._since_s is None:
-            self._since_s, self._prompt, self._generated = now_s, prompt_tokens, generated_tokens
+            self._since_s, self._rows, self._drawn = now_s, num_rows, num_drawn
             return None
         elapsed_s = now_s - self._since_s
         if elapsed_s < self._interval_s:
             return None
-        line = (
-            f"prompt {(prompt_tokens - self._prompt) / elapsed_s:,.1f} tok/s, generation {(generated_tokens - self._generated) / elapsed_s:,.1f} tok/s, "
-            f"running {gauges.num_running}, waiting {gauges.num_waiting}, blocks {gauges.blocks_used}/{gauges.blocks_total}"
+        rows_rate, drawn_rate = (num_rows - self._rows) / elapsed_s, (num_drawn - self._drawn) / elapsed_s
+        self._since_s, self._rows, self._drawn = now_s, num_rows, num_drawn
+        return (
+            f"{drawn_rate:,.1f} tokens/s out, {rows_rate:,.1f} rows/s run; "
+            f"{gauges.num_running} running, {gauges.num_waiting} waiting; blocks {gauges.blocks_used}/{gauges.blocks_total}"
         )
-        self._since_s, self._prompt, self._generated = now_s, prompt_tokens, generated_tokens
-        return line
 
     def rest(self) -> None:
         """The engine went idle: the next line starts counting when there is work again."""

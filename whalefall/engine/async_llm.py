@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AsyncLLM: the engine for an event loop. The step loop runs in a thread; text is made here, in the loop's thread.
+
+`generate` streams deltas. What the reader does not take in time is joined to one delta per request, so a slow reader costs no more than
+its own answer. Closing the iterator, or cancelling the task that reads it, aborts the request in the engine and frees everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from typing import Self
+
+from whalefall.core.errors import EngineDead
+from whalefall.core.request import AbortRequests, FinishReason, RequestUpdate
+from whalefall.core.sampling import SamplingParams
+from whalefall.core.seams import Clock, MonotonicClock
+from whalefall.engine.assembly import OpenRequest, OutputProcessor
+from whalefall.engine.config import EngineConfig
+from whalefall.engine.core import EngineCore
+from whalefall.engine.outputs import RequestOutput
+from whalefall.engine.seeds import seed_source
+from whalefall.engine.validate import check_prompt, check_sampling
+from whalefall.engine.wiring import OpenModel, Progress, load_engine, open_model
+from whalefall.observe.log import RequestLog, get_logger
+from whalefall.observe.metrics import EngineStats
+
+log = get_logger(__name__)
+
+
+class AsyncLLM:
+    def __init__(self, opened: OpenModel, core: EngineCore, *, clock: Clock | None = None) -> None:
+        """Around an engine that is loaded; its loop starts with the first request. Use `from_config` to load one."""
+        self.model_name = opened.config.model_name
+        self.config = opened.config
+        self.tokenizer = opened.tokenizer
+        self.definition = opened.definition
+        self.model_config = opened.model_config
+        self._eos_token_ids = opened.eos_token_ids
+        self._core = core
+        self._clock = clock or MonotonicClock()
+        self._processor = OutputProcessor(self.tokenizer, seed_source(self.config.seed))
+        self._mailboxes: dict[int, _Mailbox] = {}
+        """By identity of the open request."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, progress: Progress | None = None) -> Self:
+        """Load an engine; blocks, so a server calls it in a thread.
+
+        Raises:
+            ConfigError: every problem found.
+        """
+        clock = MonotonicClock()
+        opened = open_model(config)
+        return cls(opened, load_engine(opened, progress=progress, clock=clock), clock=clock)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._core.fault is None and not self._is_stopped
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_alive
+
+    def validate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """
+        Raises:
+            RequestError: the request cannot run here; nothing is queued.
+        """
+        check_prompt(prompt_token_ids, self.config)
+        check_sampling(sampling, self.config, max_logprobs=self.config.max_logprobs)
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream deltas until all n choices have ended. A failing engine ends them with reason "error".
+
+        Raises:
+            RequestError: as `validate`, before anything is queued.
+            EngineDead: the engine had ended before.
+        """
+        self.validate(prompt_token_ids, sampling)
+        request, mailbox = self._open(prompt_token_ids, sampling, request_id, prompt)
+        try:
+            while True:
+                delta = await mailbox.get()
+                yield delta
+                if delta.finished:
+                    return
+        finally:
+            self._close(request)
+
+    async def abort(self, request_id: str, *, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End the open requests of this id, or one choice of them; their streams get the final deltas. Unknown ids are ignored.
+
+        Args:
+            reason: STOP when the reader has seen all it wants: an ordinary end.
+        """
+        for mailbox in self._mailboxes.values():
+            if mailbox.request.request_id == request_id:
+                chosen = [c.engine_id for c in mailbox.request.choices if not c.is_finished and choice in (None, c.index)]
+                self._send_abort(chosen, reason)
+
+    def stats(self) -> EngineStats:
+        self._processor.stats.engine = self._core.gauges
+        return self._processor.stats
+
+    async def shutdown(self) -> None:
+        """End everything that runs with reason "abort", then the loop."""
+        self._is_stopped = True
+        self._core.stop()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _open(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, prompt: str | None
+    ) -> tuple[OpenRequest, _Mailbox]:
+        if not self.is_alive:
+            raise EngineDead(self._core.fault or "the engine was shut down")
+        self._start()
+        request, messages = self._processor.open(
+            request_id, prompt_token_ids, sampling, prompt=prompt, eos_token_ids=self._eos_token_ids, arrival_s=self._clock.now_s()
+        )
+        mailbox = self._mailboxes[id(request)] = _Mailbox(request)
+        try:
+            for message in messages:
+                self._core.send(message)
+        except EngineDead:
+            self._close(request)
+            raise
+        return request, mailbox
+
+    def _close(self, request: OpenRequest) -> None:
+        """The reader is done with it, or has left."""
+        self._mailboxes.pop(id(request), None)
+        left = self._processor.close(request)
+        if left:
+            RequestLog(log, request.request_id).info("closed by its reader after %d tokens", sum(c.num_tokens for c in request.choices))
+            self._send_abort(left, FinishReason.ABORT)
+
+    def _send_abort(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
+        if engine_ids:
+            with contextlib.suppress(EngineDead):  # a dead engine has ended every request itself
+                self._core.send(AbortRequests(request_ids=tuple(engine_ids), reason=reason))
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            assert not self._mailboxes, "one engine serves one event loop at a time"
+            self._loop = loop
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._core.run, args=(self._post,), name="whalefall-steps", daemon=True)
+            self._thread.start()
+
+    def _post(self, updates: list[RequestUpdate]) -> None:
+        """From the engine's thread to the event loop's."""
+        loop = self._loop
+        assert loop is not None
+        try:
+            loop.call_soon_threadsafe(self._deliver, updates)
+        except RuntimeError:
+            log.warning("the event loop is closed: %d updates have no reader", len(updates))
+
+    def _deliver(self, updates: list[RequestUpdate]) -> None:
+        done = self._processor.process(updates, self._clock.now_s())
+        self._send_abort(done.stopped_ids, FinishReason.STOP)
+        for request, delta in done.deltas:
+            if delta.error is not None and delta.finished:
+                RequestLog(log, request.request_id).warning("ended with an error: %s", delta.error)
+            mailbox = self._mailboxes.get(id(request))
+            if mailbox is not None:
+                mailbox.put(delta)
+
+
+class _Mailbox:
+    """Between the processor and one reader: holds at most one delta, to which later ones are joined."""
+
+    def __init__(self, request: OpenRequest) -> None:
+        self.request = request
+        self._delta: RequestOutput | None = None
+        self._has_delta = asyncio.Event()
+
+    def put(self, delta: RequestOutput) -> None:
+        if self._delta is None:
+            self._delta = delta
+        else:
+            self._delta.add(delta)
+        self._has_delta.set()
+
+    async def get(self) -> RequestOutput:
+        await self._has_delta.wait()
+        delta, self._delta = self._delta, None
+        self._has_delta.clear()
+        assert delta is not None
+        return delta

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EngineConfig: every choice a user has about an engine. Flags of the command line are generated from its fields and their docstrings.
+
+None means "choose for me". resolve.py replaces each None by a value once, before anything is built; after that nothing changes a config.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, Self, get_args, get_type_hints
+
+from whalefall.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    model: str | Path
+    """Directory of the checkpoint: config.json, *.safetensors, tokenizer.json."""
+    tokenizer: str | Path | None = None
+    """Directory of the tokenizer; default: the model's."""
+    served_model_name: str | None = None
+    """Name of the model in the API; default: name of the model's directory."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto takes a GPU if there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of activations and dense weights; auto: bfloat16 on a GPU; on a CPU float32 where it fits comfortably, else bfloat16."""
+    weights: Literal["auto", "packed", "dense"] = "auto"
+    """packed keeps quantised weights as stored and dequantises when used; dense does so at load; auto: dense where it fits comfortably."""
+    kv_cache_dtype: Literal["auto", "model", "unrounded"] = "auto"
+    """model rounds cache entries to the model's own formats; unrounded keeps them as computed; auto: unrounded in float32, else model."""
+    max_model_len: int | None = None
+    """Tokens of prompt and answer together, at most; default: what the model and the KV cache allow."""
+    max_num_seqs: int | None = None
+    """Requests that may run at the same time; default: 256, or fewer where their fixed state would not fit."""
+    max_num_batched_tokens: int | None = None
+    """Tokens one step may process, prompts and decodes together; default: 8192 on a GPU, 2048 on a CPU."""
+    block_size: int = 256
+    """Tokens per cache block."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory for cache blocks; default: a share of what is free, and no more than max_num_seqs full contexts need."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that the engine may use in all, in (0, 1]."""
+    replay: Literal["exact", "bounded"] = "bounded"
+    """bounded: decoder layers run only the last rows of a prompt, as the model's own server does; exact: every row."""
+    async_scheduling: bool | None = None
+    """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
+    max_logprobs: int = 20
+    """Alternatives per token a request may ask for; -1: any number, the whole vocabulary too."""
+    seed: int | None = None
+    """Makes the seeds of requests that bring none repeatable from run to run; default: fresh ones."""
+    stats_interval_s: float = 10.0
+    """Seconds between two throughput lines in the log while there is work; 0 for none."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            ConfigError: an option that does not exist; the message names the nearest one.
+        """
+        names = [f.name for f in fields(cls)]
+        problems = []
+        for name in options:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                problems.append(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; options: {', '.join(names)}"))
+        if "model" not in options:
+            problems.append("model is missing: the directory of a checkpoint")
+        if problems:
+            raise ConfigError(problems)
+        return cls(**options)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionDoc:
+    """One field, as a command line needs it."""
+
+    name: str
+    kind: type
+    """str, int, float or bool."""
+    choices: tuple[str, ...] | None
+    default: Any
+    """The field's default; `dataclasses.MISSING` when it must be given."""
+    is_optional: bool
+    """Whether None is a value."""
+    doc: str
+
+
+def describe_options(config_class: type) -> tuple[OptionDoc, ...]:
+    """Name, type, default and docstring of every field of a config dataclass, in order."""
+    hints, docs = get_type_hints(config_class), _field_docs(config_class)
+    return tuple(_describe(f.name, hints[f.name], f.default, docs.get(f.name, "")) for f in fields(config_class))
+
+
+def check_option_types(config: EngineConfig) -> list[str]:
+    """Problems with the bare type or choice of single values; ranges are resolve's."""
+    problems = []
+    for option in describe_options(type(config)):
+        value = getattr(config, option.name)
+        if value is None and option.is_optional:
+            continue
+        if option.choices is not None:
+            if value not in option.choices:
+                problems.append(f"{option.name} is {value!r}, must be one of {', '.join(option.choices)}")
+        elif not _is_a(value, option.kind):
+            problems.append(f"{option.name} is {value!r}, must be {_KIND_NAMES[option.kind]}")
+    return problems
+
+
+_KIND_NAMES = {str: "a text or path", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if kind is str:
+        return isinstance(value, str | Path)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _describe(name: str, hint: Any, default: Any, doc: str) -> OptionDoc:
+    parts = set(get_args(hint)) if get_args(hint) else {hint}
+    if all(isinstance(p, str) for p in parts):  # Literal
+        return OptionDoc(name, str, get_args(hint), default, False, doc)
+    plain = parts - {NoneType, Path}
+    assert len(plain) == 1, f"{name}: {hint} cannot become an option"
+    return OptionDoc(name, plain.pop(), None, default, NoneType in parts, doc)
+
+
+def _field_docs(config_class: type) -> dict[str, str]:
+    """The string under each field. Python drops it, the source has it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, doc in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
+            docs[field.target.id] = inspect.cleandoc(ast.literal_eval(doc.value))
+    return docs

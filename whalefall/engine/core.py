@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EngineCore: the loop. Messages in, one plan and one commit per turn, updates out. No text, no sockets, no model by name.
+
+          send()                    plan                  launch
+front ──────────────► Inbox ──► Scheduler ──► StepPlan ──► Worker
+  ▲                                 ▲                        │ wait
+  └───── list[RequestUpdate] ───────┴─────── StepResult ─────┘
+
+A thread runs `run` for the server; LLM calls `turn` itself. Both see the same messages, so that a process border only adds sockets.
+One step ahead, plan N+1 is launched before the result of N is read; serial, each plan is committed in its own turn. Same tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from whalefall.core.errors import EngineDead, RequestError
+from whalefall.core.plan import StepPlan, StepResult
+from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate
+from whalefall.core.seams import Clock
+from whalefall.observe.log import get_logger
+from whalefall.observe.metrics import EngineGauges, ThroughputReport
+from whalefall.runtime.scheduler.scheduler import Scheduler
+
+Message: TypeAlias = EngineRequest | AbortRequests
+log = get_logger(__name__)
+
+
+class StepHandle(Protocol):
+    def wait(self) -> StepResult: ...
+
+
+class Launcher(Protocol):
+    """The worker, as the loop sees it."""
+
+    def launch(self, plan: StepPlan) -> StepHandle: ...
+
+
+class EngineCore:
+    def __init__(
+        self, scheduler: Scheduler, worker: Launcher, *, clock: Clock, is_one_step_ahead: bool, stats_interval_s: float = 0.0
+    ) -> None:
+        self.scheduler = scheduler
+        self.fault: str | None = None
+        """Why the loop has ended by itself; None while all is well."""
+        self.gauges = EngineGauges()
+        """Of the last turn; replaced as a whole, so another thread may read it."""
+        self._worker = worker
+        self._clock = clock
+        self._is_one_step_ahead = is_one_step_ahead
+        self._inbox = Inbox()
+        self._pending: _Launched | None = None
+        self._open: set[str] = set()
+        self._num_steps = self._num_rows = self._num_drawn = 0
+        self._report = ThroughputReport(stats_interval_s) if stats_interval_s > 0 else None
+        self._publish()
+
+    def send(self, message: Message) -> None:
+        """From any thread.
+
+        Raises:
+            EngineDead: the loop has ended.
+        """
+        self._inbox.put(message)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._inbox) or self._pending is not None or self.scheduler.has_work
+
+    def turn(self) -> list[RequestUpdate]:
+        """One turn of the loop. A fault ends every request with reason "error" and the loop with them."""
+        updates: list[RequestUpdate] = []
+        try:
+            self._deliver(self._inbox.take(), updates)
+            updates += self._step()
+        except Exception as error:
+            log.exception("the step loop has failed")
+            updates += self._fail(f"{type(error).__name__}: {error}")
+        self._open.difference_update(u.request_id for u in updates if u.is_finished)
+        self._num_drawn += sum(len(u.new_token_ids) for u in updates)
+        self._publish()
+        return updates
+
+    def run(self, deliver: Callable[[list[RequestUpdate]], None]) -> None:
+        """Turn until `stop` or a fault; sleep while there is nothing to do. `deliver` gets every turn's updates, if any."""
+        while not self._inbox.is_closed:
+            if not self.has_work:
+                self._rest()
+            elif updates := self.turn():
+                deliver(updates)
+        if updates := self._end_open():
+            deliver(updates)
+
+    def stop(self) -> None:
+        """From any thread: end the loop. What is open ends with reason "abort"."""
+        self._inbox.close("the engine was shut down")
+
+    def _deliver(self, messages: Sequence[Message], updates: list[RequestUpdate]) -> None:
+        for message in messages:
+            if isinstance(message, AbortRequests):
+                updates += self.scheduler.abort(message.request_ids, message.reason)
+                continue
+            self._open.add(message.request_id)
+            try:
+                self.scheduler.add(message)
+            except RequestError as error:
+                updates.append(RequestUpdate(request_id=message.request_id, finish_reason=FinishReason.ERROR, error=error.message))
+
+    def _step(self) -> list[RequestUpdate]:
+        plan = self.scheduler.plan(self._clock.now_s())  # integers only; may be one step ahead of commit
+        launched = None if plan is None else self._launch(plan)  # returns at once
+        due, self._pending = (self._pending, launched) if self._is_one_step_ahead else (launched, None)
+        if due is not None:
+            return self.scheduler.commit(due.plan, due.handle.wait(), self._clock.now_s())
+        if launched is None and self.scheduler.has_work:
+            raise RuntimeError("requests wait, nothing runs, and no step can be planned")  # better an error than a silent standstill
+        return []
+
+    def _launch(self, plan: StepPlan) -> _Launched:
+        self._num_steps += 1
+        self._num_rows += plan.num_tokens
+        return _Launched(plan, self._worker.launch(plan))
+
+    def _fail(self, fault: str) -> list[RequestUpdate]:
+        self.fault = fault
+        left = self._inbox.close(f"the step loop has ended with {fault}")
+        self._settle()
+        updates: list[RequestUpdate] = []
+        try:
+            updates += self.scheduler.fail_all(fault)
+        except Exception:
+            log.exception("the scheduler cannot say what was running")
+        # The scheduler may be what broke: every request that has not ended ends here.
+        told = {u.request_id for u in updates}
+        lost = [*self._open, *(m.request_id for m in left if isinstance(m, EngineRequest))]
+        untold = [request_id for request_id in lost if request_id not in told]
+        return updates + [RequestUpdate(request_id=name, finish_reason=FinishReason.ERROR, error=fault) for name in untold]
+
+    def _end_open(self) -> list[RequestUpdate]:
+        """After `stop`: end what is open, the messages nobody has read among them, and let the launched step run out."""
+        updates: list[RequestUpdate] = []
+        if self.fault is None:
+            self._deliver(self._inbox.take(), updates)
+            updates += self.scheduler.abort(tuple(self._open), FinishReason.ABORT)
+            while self._pending is not None:
+                updates += self.turn()
+        return updates
+
+    def _settle(self) -> None:
+        """Wait for the launched step, so that nothing still writes to what is freed; its result no longer matters."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.handle.wait()
+            except Exception:
+                log.exception("the launched step has failed too")
+
+    def _rest(self) -> None:
+        if self._report is not None:
+            self._report.rest()
+        self._inbox.wait()
+
+    def _publish(self) -> None:
+        cache, scheduler = self.scheduler.cache, self.scheduler
+        self.gauges = EngineGauges(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            blocks_used=cache.num_usable_blocks - cache.num_free_blocks,
+            blocks_total=cache.num_usable_blocks,
+            slots_used=cache.num_slots - cache.num_free_slots,
+            slots_total=cache.num_slots,
+            num_steps=self._num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            batched_tokens=self._num_rows,
+        )
+        if self._report is not None:
+            now_s = self._clock.now_s()
+            line = self._report.line(now_s, self.gauges, num_rows=self._num_rows, num_drawn=self._num_drawn)
+            if line is not None:
+                log.info(line)
+
+
+class _Launched(NamedTuple):
+    plan: StepPlan
+    handle: StepHandle
+
+
+class Inbox:
+    """Messages from any thread to the loop, in order."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._closed_because: str | None = None
+        self._changed = threading.Condition()
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_because is not None
+
+    def put(self, message: Message) -> None:
+        with self._changed:
+            if self._closed_because is not None:
+                raise EngineDead(self._closed_because)
+            self._messages.append(message)
+            self._changed.notify()
+
+    def take(self) -> list[Message]:
+        """All messages there are, without waiting."""
+        with self._changed:
+            messages, self._messages = self._messages, []
+            return messages
+
+    def wait(self) -> None:
+        """Until there is a message or the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._messages) or self.is_closed)
+
+    def close(self, reason: str) -> list[Message]:
+        """Refuse all further messages; those that nobody has taken."""
+        with self._changed:
+            self._closed_because = self._closed_because or reason
+            self._changed.notify()
+            return self._messages

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""resolve: a user's choices, a model's facts and a machine's facts -> every value the engine runs with. Pure; runs once.
+
+All problems are reported in one ConfigError. Each value remembers who chose it. `MemoryTable` adds up what will be allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.errors import ConfigError
+from whalefall.engine.config import EngineConfig, check_option_types
+from whalefall.engine.facts import DeviceFacts, DtypeName, ModelFacts
+from whalefall.runtime.worker.memory import WorkerMemory, plan_memory
+
+T = TypeVar("T")
+GIB = 2**30
+COMFORTABLE_SHARE = 0.5
+"""Weights up to this share of free memory fit comfortably: the rest holds caches, activations and the page cache of the shards."""
+CPU_CACHE_SHARE = 0.4
+CPU_CACHE_MAX_BYTES = 4 * GIB
+"""Pools are zeroed at start, and a desktop has other uses for its memory."""
+GPU_WORKSPACE_BYTES = 4 * GIB
+"""Kept free on a GPU for activations and libraries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig:
+    """Nothing left open. Field names as in EngineConfig where they mean the same."""
+
+    model_name: str
+    family: str
+    device: Literal["cpu", "cuda"]
+    dtype: DtypeName
+    weights: Literal["packed", "dense"]
+    kv_cache_dtype: Literal["model", "unrounded"]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    """Physical blocks, counting the null block."""
+    num_slots: int
+    replay: Literal["exact", "bounded"]
+    decoder_window: int | None
+    async_scheduling: bool
+    max_logprobs: int
+    seed: int | None
+    stats_interval_s: float
+    vocab_size: int
+    history_tokens: int
+    weights_bytes: int
+    """Of weights in memory, estimated from the shard headers."""
+    memory: WorkerMemory
+    chosen_by: dict[str, str]
+    """Option -> "user", or the reason of the choice."""
+
+    def memory_table(self, weights_bytes: int | None = None) -> str:
+        """What is allocated at start, adding up to its last line.
+
+        Args:
+            weights_bytes: measured after loading; without it the estimate is shown.
+        """
+        m = self.memory
+        weights = self.weights_bytes if weights_bytes is None else weights_bytes
+        rows = [
+            ("weights", f"{self.weights}, {self.dtype}" + (", estimated" if weights_bytes is None else ""), weights),
+            ("cache blocks", f"{m.num_blocks:,} of {self.block_size} tokens, {m.block_bytes:,} bytes each", m.num_blocks * m.block_bytes),
+            ("rings and state", f"{m.num_slots:,} requests, {m.slot_bytes:,} bytes each", m.num_slots * m.slot_bytes),
+            ("token and block table", f"{m.num_slots:,} x {self.max_model_len:,} tokens", m.table_bytes),
+        ]
+        rows.append(("total", f"on {self.device}", sum(size for _, _, size in rows)))
+        return "\n".join(f"  {name:<22} {how:<48} {size:>18,} bytes" for name, how, size in rows)
+
+
+def resolve(user: EngineConfig, model: ModelFacts, device: DeviceFacts | None) -> ResolvedConfig:
+    """
+    Args:
+        device: of the kind `user.device` asks for; None when the machine has none.
+    Raises:
+        ConfigError: every problem found, each with the value, the limit and the way out.
+    """
+    return _Resolver(user, model, device).result()
+
+
+class _Resolver:
+    def __init__(self, user: EngineConfig, model: ModelFacts, device: DeviceFacts | None) -> None:
+        self._user = user
+        self._model = model
+        self._problems = check_option_types(user)
+        self._chosen_by: dict[str, str] = {}
+        if device is None:
+            self._problems.append("device is 'cuda', but this machine has no usable GPU; use --device cpu or auto")
+        self._device = device
+
+    def result(self) -> ResolvedConfig:
+        user, model, device = self._user, self._model, self._device
+        self._check_ranges()
+        if self._problems or device is None:
+            raise ConfigError(self._problems)
+        dtype = self._dtype(device)
+        weights = self._weights(device, dtype)
+        kv_cache_dtype = self._kv_cache_dtype(dtype)
+        spec = self._cache_spec(dtype, weights, kv_cache_dtype)
+        weights_bytes = self._weights_bytes(dtype, weights)
+        is_ahead = self._pick(
+            "async_scheduling", user.async_scheduling, device.kind == "cuda", "on a CPU a launch has finished when it returns"
+        )
+        num_slots_extra = 1 if is_ahead else 0  # one step ahead, the slot of a request that has just ended is still in use
+        cache_bytes = self._cache_bytes(device, weights_bytes)
+        max_num_seqs = self._max_num_seqs(spec, cache_bytes)
+        num_slots = max_num_seqs + num_slots_extra
+        max_model_len = self._max_model_len(spec, cache_bytes, num_slots)
+        batched_default = 8192 if device.kind == "cuda" else 2048
+        max_num_batched_tokens = self._pick("max_num_batched_tokens", user.max_num_batched_tokens, batched_default, f"on a {device.kind}")
+        memory = self._memory(spec, num_slots, max_model_len, max_num_batched_tokens, cache_bytes)
+        if memory is not None and weights_bytes + memory.total_bytes > device.free_bytes:
+            self._problems.append(
+                f"weights ({weights_bytes:,} bytes) and caches ({memory.total_bytes:,}) exceed the {device.free_bytes:,} bytes free on "
+                f"{device.name}: lower kv_cache_memory_bytes, max_num_seqs or max_model_len, or use weights=packed"
+            )
+        if self._problems or memory is None:
+            raise ConfigError(self._problems)
+        return ResolvedConfig(
+            model_name=user.served_model_name or model.name,
+            family=model.family,
+            device=device.kind,
+            dtype=dtype,
+            weights=weights,
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=user.block_size,
+            num_blocks=memory.num_blocks,
+            num_slots=num_slots,
+            replay=user.replay,
+            decoder_window=model.decoder_window,
+            async_scheduling=is_ahead,
+            max_logprobs=user.max_logprobs,
+            seed=user.seed,
+            stats_interval_s=user.stats_interval_s,
+            vocab_size=model.vocab_size,
+            history_tokens=model.history_tokens,
+            weights_bytes=weights_bytes,
+            memory=memory,
+            chosen_by=self._chosen_by,
+        )
+
+    def _pick(self, name: str, wanted: T | None, otherwise: T, reason: str) -> T:
+        self._chosen_by[name] = "user" if wanted is not None else reason
+        return otherwise if wanted is None else wanted
+
+    def _check_ranges(self) -> None:
+        user = self._user
+        for name, lowest in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 1),
+            ("kv_cache_memory_bytes", 1),
+            ("max_logprobs", -1),
+            ("stats_interval_s", 0),
+        ):
+            value = getattr(user, name)
+            if isinstance(value, int | float) and value < lowest:
+                self._problems.append(f"{name} is {value}, must be at least {lowest}")
+        share = user.gpu_memory_utilization
+        if isinstance(share, int | float) and not 0 < share <= 1:
+            self._problems.append(f"gpu_memory_utilization is {share}, must be in (0, 1]")
+        longest = self._model.max_position_embeddings
+        if isinstance(user.max_model_len, int) and user.max_model_len > longest:
+            self._problems.append(f"max_model_len is {user.max_model_len:,}, the model goes to {longest:,} (max_position_embeddings)")
+
+    def _dtype(self, device: DeviceFacts) -> DtypeName:
+        wanted = None if self._user.dtype == "auto" else self._user.dtype
+        if device.kind == "cuda":
+            return self._pick("dtype", wanted, "bfloat16", "on a GPU")
+        if self._model.weights.packed_bytes("float32") <= COMFORTABLE_SHARE * device.free_bytes:
+            return self._pick("dtype", wanted, "float32", "exact, and the weights fit comfortably")
+        return self._pick("dtype", wanted, "bfloat16", "float32 weights would not fit comfortably")
+
+    def _weights(self, device: DeviceFacts, dtype: DtypeName) -> Literal["packed", "dense"]:
+        wanted = None if self._user.weights == "auto" else self._user.weights
+        if self._model.weights.dense_bytes(dtype) <= COMFORTABLE_SHARE * device.free_bytes:
+            return self._pick("weights", wanted, "dense", "they fit comfortably")
+        return self._pick("weights", wanted, "packed", f"dense weights would take more than half of {device.free_bytes:,} bytes")
+
+    def _weights_bytes(self, dtype: DtypeName, weights: Literal["packed", "dense"]) -> int:
+        facts = self._model.weights
+        return facts.dense_bytes(dtype) if weights == "dense" else facts.packed_bytes(dtype)
+
+    def _kv_cache_dtype(self, dtype: DtypeName) -> Literal["model", "unrounded"]:
+        wanted = None if self._user.kv_cache_dtype == "auto" else self._user.kv_cache_dtype
+        if dtype == "float32":
+            return self._pick("kv_cache_dtype", wanted, "unrounded", "dtype is float32")
+        return self._pick("kv_cache_dtype", wanted, "model", f"dtype is {dtype}")
+
+    def _cache_spec(
+        self, dtype: DtypeName, weights: Literal["packed", "dense"], kv_cache_dtype: Literal["model", "unrounded"]
+    ) -> CacheSpec:
+        # The ratios do not depend on the block size: read them at a size that suits all models, then judge the user's.
+        spec = self._model.cache_spec(dtype, weights, kv_cache_dtype, EngineConfig(model="").block_size)
+        size = self._user.block_size
+        bad = sorted({f.tokens_per_entry for f in spec.growing if size % f.tokens_per_entry})
+        if bad:
+            self._problems.append(f"block_size is {size}, must be a multiple of the compression ratios {bad}")
+            return spec
+        return self._model.cache_spec(dtype, weights, kv_cache_dtype, size)
+
+    def _cache_bytes(self, device: DeviceFacts, weights_bytes: int) -> int:
+        """For blocks and state slots together."""
+        if device.kind == "cuda":
+            used = device.total_bytes - device.free_bytes
+            room = int(self._user.gpu_memory_utilization * device.total_bytes) - used - weights_bytes - GPU_WORKSPACE_BYTES
+            reason = "gpu_memory_utilization, less weights and workspace"
+        else:
+            room = min(CPU_CACHE_MAX_BYTES, int(CPU_CACHE_SHARE * (device.free_bytes - weights_bytes)))
+            reason = f"{CPU_CACHE_SHARE:.0%} of what weights leave, at most {CPU_CACHE_MAX_BYTES // GIB} GiB"
+        chosen = self._pick("kv_cache_memory_bytes", self._user.kv_cache_memory_bytes, room, reason)
+        if chosen <= 0:
+            self._problems.append(
+                f"the weights ({weights_bytes:,} bytes) leave no room for the KV cache: {device.free_bytes:,} bytes free on {device.name}"
+            )
+        return max(chosen, 0)
+
+    def _max_num_seqs(self, spec: CacheSpec, cache_bytes: int) -> int:
+        wanted = self._user.max_num_seqs
+        if not spec.slot_bytes:
+            return self._pick("max_num_seqs", wanted, 256, "default")
+        most = max(1, cache_bytes // 2 // spec.slot_bytes)
+        return self._pick(
+            "max_num_seqs", wanted, min(256, most), "default" if most >= 256 else "their state takes half of the cache memory"
+        )
+
+    def _max_model_len(self, spec: CacheSpec, cache_bytes: int, num_slots: int) -> int:
+        longest = self._model.max_position_embeddings
+        if not spec.block_bytes:
+            return self._pick("max_model_len", self._user.max_model_len, longest, "the model's limit")
+        usable = (cache_bytes - num_slots * spec.slot_bytes) // spec.block_bytes - 1
+        fitting = usable * spec.block_tokens
+        if fitting >= longest:
+            return self._pick("max_model_len", self._user.max_model_len, longest, "the model's limit")
+        return self._pick("max_model_len", self._user.max_model_len, max(fitting, 2), "what the cache memory holds")
+
+    def _memory(self, spec: CacheSpec, num_slots: int, max_model_len: int, max_batched: int, cache_bytes: int) -> WorkerMemory | None:
+        try:
+            return plan_memory(
+                spec,
+                num_slots=num_slots,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_batched,
+                vocab_size=self._model.vocab_size,
+                kv_cache_memory_bytes=cache_bytes,
+            )
+        except ConfigError as error:
+            self._problems += error.problems
+            return None

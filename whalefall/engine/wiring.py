@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that knows everybody: from a directory and a config to an engine that is ready to step.
+
+`open_model` reads config.json, shard headers and the tokenizer, checks all of them and resolves the config: seconds, no weights.
+`load_engine` builds the model, fills it and wires scheduler, caches and worker into an EngineCore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.errors import ConfigError
+from whalefall.core.seams import Clock, LocalComm, MonotonicClock
+from whalefall.engine.config import EngineConfig
+from whalefall.engine.core import EngineCore
+from whalefall.engine.facts import ModelFacts, find_device, weight_facts
+from whalefall.engine.resolve import ResolvedConfig, resolve
+from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition
+from whalefall.models.registry import find_definition
+from whalefall.observe.log import get_logger
+from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.scheduler.config import SchedulerConfig
+from whalefall.runtime.scheduler.scheduler import Scheduler
+from whalefall.runtime.worker.worker import Worker, WorkerConfig
+from whalefall.text.tokenizer import Tokenizer
+from whalefall.weights.check import check_checkpoint
+from whalefall.weights.loader import format_report, load_checkpoint
+from whalefall.weights.safetensors import ShardSet
+
+log = get_logger(__name__)
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenModel:
+    """A checkpoint that was looked at and found good, and how it will run."""
+
+    model_dir: Path
+    definition: ModelDefinition
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    config: ResolvedConfig
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's, and the tokenizer's if it names another."""
+        own = self.tokenizer.eos_token_id
+        return tuple(dict.fromkeys((*self.model_config.eos_token_ids, *(() if own is None else (own,)))))
+
+
+def build_engine(config: EngineConfig, *, progress: Progress | None = None, clock: Clock | None = None) -> EngineCore:
+    """Everything at once, for who needs no tokenizer.
+
+    Raises:
+        ConfigError: every problem of directory, checkpoint, machine and options found at the first stage that has one.
+    """
+    return load_engine(open_model(config), progress=progress, clock=clock)
+
+
+def open_model(config: EngineConfig) -> OpenModel:
+    model_dir = Path(config.model)
+    values, config_file = _read_config(model_dir)
+    definition = find_definition(values, config_file)
+    model_config = definition.parse_config(values, config_file)
+    tokenizer = Tokenizer.from_dir(config.tokenizer or model_dir)
+    resolved = resolve(config, _model_facts(model_dir, definition, model_config), find_device(config.device))
+    return OpenModel(model_dir=model_dir, definition=definition, model_config=model_config, tokenizer=tokenizer, config=resolved)
+
+
+def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: Clock | None = None) -> EngineCore:
+    config, definition, model_config = opened.config, opened.definition, opened.model_config
+    context = _build_context(opened.model_dir, config.device, config.dtype, config.weights, config.kv_cache_dtype)
+    built = definition.build(model_config, context)
+    report = load_checkpoint(opened.model_dir, definition.weight_map(model_config), built.sink, progress=progress)
+    log.info("%s", format_report(report))
+    worker = Worker(built.model, definition.cache_spec(model_config, context, config.block_size), _worker_config(config, context.device))
+    cache = CacheManager(config.num_blocks, config.block_size, config.num_slots)
+    log.info("memory at start:\n%s", config.memory_table(_module_bytes(built.model)))
+    return EngineCore(
+        Scheduler(_scheduler_config(config), cache),
+        worker,
+        clock=clock or MonotonicClock(),
+        is_one_step_ahead=config.async_scheduling,
+        stats_interval_s=config.stats_interval_s,
+    )
+
+
+def _read_config(model_dir: Path) -> tuple[dict[str, Any], str]:
+    file = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise ConfigError(f"{model_dir}: no such directory; give the directory of a checkpoint")
+    if not file.is_file():
+        raise ConfigError(f"{file}: not found; a checkpoint needs config.json, *.safetensors and tokenizer.json")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: must hold an object, found {type(values).__name__}")
+    return values, str(file)
+
+
+def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig) -> ModelFacts:
+    def cache_spec(dtype: str, weights: Any, kv_cache_dtype: Any, block_tokens: int) -> CacheSpec:
+        return definition.cache_spec(model_config, _build_context(model_dir, "cpu", dtype, weights, kv_cache_dtype), block_tokens)
+
+    shards, weight_map = ShardSet.open(model_dir), definition.weight_map(model_config)
+    check_checkpoint(shards, weight_map)  # the loader checks again; here it comes before seconds of building
+    headers = {t.name: (t.dtype, t.shape, t.num_bytes) for t in shards.all_tensors()}
+    return ModelFacts(
+        name=model_dir.resolve().name,
+        family=definition.name,
+        vocab_size=model_config.vocab_size,
+        max_position_embeddings=model_config.max_position_embeddings,
+        decoder_window=model_config.decoder_window,
+        history_tokens=model_config.history_tokens,
+        weights=weight_facts(headers, weight_map.tensors),
+        cache_spec=cache_spec,
+    )
+
+
+def _build_context(model_dir: Path, device: str, dtype: str, weights: Any, kv_cache_dtype: Any) -> BuildContext:
+    return BuildContext(
+        dtype=getattr(torch, dtype),
+        device=torch.device(device),
+        weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
+        comm=LocalComm(),
+        model_dir=model_dir,
+    )
+
+
+def _scheduler_config(config: ResolvedConfig) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        replay=config.replay,
+        decoder_window=config.decoder_window,
+    )
+
+
+def _worker_config(config: ResolvedConfig, device: torch.device) -> WorkerConfig:
+    return WorkerConfig(
+        num_blocks=config.num_blocks,
+        num_slots=config.num_slots,
+        max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
+        history_tokens=config.history_tokens,
+        device=device,
+    )
+
+
+def _module_bytes(model: Any) -> int | None:
+    """Bytes of parameters and buffers, each storage once; None for a model that is no torch module."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
