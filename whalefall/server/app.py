@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The app: routes, one error envelope around all of them, the key check. Built around an engine, or before there is one.
+
+`create_app(None, config)` answers /health at once and /ready with 503 until `app.state.door.open(engine)` is called.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from whalefall.core.errors import WhalefallError
+from whalefall.server import health, metrics
+from whalefall.server.config import ServerConfig
+from whalefall.server.door import Door, Engine
+from whalefall.server.errors import ErrorGuard, Unauthorized, envelope
+from whalefall.server.openai.chat import chat_completions
+from whalefall.server.openai.completions import completions
+from whalefall.server.openai.schema import ChatRequest, CompletionRequest
+
+
+def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
+    app = FastAPI(title="Whalefall", docs_url=None, redoc_url=None)
+    app.state.door = Door(config, engine)
+    app.state.registry = metrics.registry_for(app.state.door)
+    app.include_router(health.router)
+    for path, endpoint, schema in (
+        ("/v1/chat/completions", chat_completions, ChatRequest),
+        ("/v1/completions", completions, CompletionRequest),
+    ):
+        # The body is read and checked by hand (size limit, own envelope); the document still shows its schema.
+        content = {"application/json": {"schema": schema.model_json_schema()}}
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra={"requestBody": {"content": content}})
+    app.add_exception_handler(WhalefallError, _answer)
+    app.add_exception_handler(HTTPException, _answer)
+    if config.api_key is not None:
+        app.add_middleware(_KeyCheck, api_key=config.api_key)
+    # Outermost, so that a fault anywhere inside, the key check included, still gets the envelope.
+    app.add_middleware(ErrorGuard)
+    return app
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        error = HTTPException(404, f"there is nothing at {request.url.path}")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        error = HTTPException(405, f"{request.method} is not allowed at {request.url.path}", headers=error.headers)
+    return envelope(error).response()
+
+
+class _KeyCheck:
+    """Everything under /v1 needs the key; health and metrics stay open for probes."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                raise Unauthorized("missing or wrong API key: send it as 'Authorization: Bearer KEY'")
+        await self._app(scope, receive, send)

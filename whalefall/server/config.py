@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ServerConfig: what the door itself decides. What the engine decides stands in engine/config.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    served_model_names: tuple[str, ...]
+    """Names a request may use; answers carry the first one."""
+    api_key: str | None = None
+    """Requests under /v1 must carry it as a bearer token; None lets everybody in."""
+    max_body_bytes: int = 32 * 2**20
+    """A larger request body is refused with 413."""
+    max_choices: int = 128
+    """Most answers one request may ask for, over all its prompts."""
+    keep_alive_s: float = 15.0
+    """A stream silent for this long gets a comment, so that nobody on the way hangs up."""
+    first_token_wait_s: float = 2.0
+    """How long a stream waits for the engine's first word before it sends its headers: a fault in that time gets a real status code."""
+    drain_timeout_s: float = 30.0
+    """After SIGTERM, running answers may finish for this long; then they end with reason "abort"."""
+    log_requests: bool = True
+    """A line in the log for each request at its end."""

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both endpoints do with engine outputs: usage, the outer object of an answer, and the fault check."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from whalefall.observe.log import RequestLog, get_logger
+from whalefall.server.door import Door
+from whalefall.server.errors import GenerationFailed
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one request: the prompt once, however many answers it gets."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """Only chat answers have reasoning."""
+
+    def json(self) -> dict[str, Any]:
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
+
+
+@dataclass(slots=True)
+class Envelope:
+    """The fields that every chunk of one answer repeats."""
+
+    door: Door
+    prefix: str
+    kind: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+
+    def around(self, choices: list[dict[str, Any]], usage: Usage | None, **more: Any) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.door.model_name,
+            "choices": choices,
+            **more,
+        }
+        if usage is not None:
+            body["usage"] = usage.json()
+        return body
+
+    def log_end(self, usage: Usage, reasons: list[str | None]) -> None:
+        """One line per request, at its end."""
+        if self.door.config.log_requests:
+            ends = ", ".join(reason or "left open" for reason in reasons)
+            line = RequestLog(log, self.id)
+            line.info("%d prompt tokens, %d answer tokens, ended by %s", usage.prompt_tokens, usage.completion_tokens, ends)
+
+
+def respond(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def check_fault(output: Any) -> None:
+    """Raises when the engine ended a choice with a fault."""
+    for choice in output.outputs:
+        if choice.finish_reason == "error":
+            reason = getattr(output, "error", None) or choice.stop_reason
+            raise GenerationFailed(f"the engine failed on this request: {reason}" if reason else "the engine failed on this request")
