@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.scheduler.trace import TraceWriter
+
 
 def rerun(lines: Iterable[str]) -> list[str]:
     """Send the recorded events through a new scheduler with the recorded configuration; the trace that it writes meanwhile."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from whalefall.core.errors import RequestError
 from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
-from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.kvcache.manager import CacheManager, Reservation
 from whalefall.runtime.scheduler import policy
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.queues import RequestQueue
@@ -106,8 +106,7 @@ class Scheduler:
         assert len(self._in_flight) < MAX_IN_FLIGHT, "plan called again before the commit of the last plan but one"
         draft = _Draft(self._next_step_id, self.config.max_num_batched_tokens)
         self._plan_running(draft)
-        if not draft.is_short_of_blocks:
-            self._admit(draft, now_s)
+        self._admit(draft, now_s)
         plan = None
         if draft.steps:
             plan = StepPlan(draft.step_id, tuple(draft.new_requests), tuple(draft.steps))
@@ -144,37 +143,35 @@ class Scheduler:
         for state in self._running.snapshot():
             if draft.budget == 0:
                 return
+            if state.phase is not Phase.RUNNING:
+                continue  # an older one took its blocks in this very plan
             num_rows = min(state.num_expected, state.max_rows) - state.num_scheduled
             if num_rows > 1:
-                stretches.append(state)
-            elif num_rows == 1 and state.phase is Phase.RUNNING:  # else an older one took its blocks in this very plan
+                stretches.append((state, num_rows))
+            elif num_rows == 1:
                 reservation = state.reservation
                 assert reservation is not None
-                new_ids: tuple[int, ...] | None = ()
-                if state.num_scheduled >= reservation.num_tokens:
-                    new_ids = self._grow(state, draft)
+                new_ids = self._grow(state, reservation) if state.num_scheduled >= reservation.num_tokens else ()
                 if new_ids is not None:
                     self._append_step(draft, state, 1, new_ids)
-        for state in stretches:
+        for state, num_rows in stretches:
             if draft.budget == 0:
                 return
-            if state.phase is Phase.RUNNING:
-                num_rows = min(state.num_expected, state.max_rows) - state.num_scheduled
-                self._append_step(draft, state, min(num_rows, draft.budget), ())  # blocks were reserved at entry
+            self._append_step(draft, state, min(num_rows, draft.budget), ())  # blocks were reserved at entry
 
-    def _grow(self, state: RequestState, draft: _Draft) -> tuple[int, ...] | None:
-        """Blocks for the next row of `state`; None when it has to sit out, or was itself the newest and gave way."""
-        assert state.reservation is not None
+    def _grow(self, state: RequestState, reservation: Reservation) -> tuple[int, ...] | None:
+        """Blocks for the next row of `state`; None when it has to sit out, or was itself the newest and gave way.
+
+        Rows are given to the oldest first, so a victim never has rows in this plan yet. It goes to the front of the queue and cannot come
+        back within the plan: of the blocks it held, or that retire now, at least one is spoken for.
+        """
         while True:
-            new_ids = self.cache.extend(state.reservation, state.num_scheduled + 1)
+            new_ids = self.cache.extend(reservation, state.num_scheduled + 1)
             if new_ids is not None:
                 return new_ids
-            draft.is_short_of_blocks = True
-            if self.cache.num_retiring_blocks > draft.num_awaited_blocks:
-                draft.num_awaited_blocks += 1  # one comes free when the step in flight is done: no need to preempt for it
-                return None
+            if self.cache.num_retiring_blocks:
+                return None  # they are free after the next commit: no need to preempt anybody yet
             victim = self._running.newest
-            assert victim.last_step_id != draft.step_id, "rows are given to the oldest first, so the newest has none yet"
             self._preempt(victim)
             if victim is state:
                 return None
@@ -184,13 +181,12 @@ class Scheduler:
         while draft.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             state = self._waiting.oldest
             num_known = len(state.token_ids)
-            if self._is_in_flight(state):
-                return  # its token must be known before it can be handed to the worker again
             if self._running and not policy.is_above_watermark(num_known, len(self._running), self.cache):
                 return
             reservation = self.cache.reserve(num_known)
             if reservation is None:
                 return
+            assert not self._is_in_flight(state), "a preempted request comes back when its token in flight is known"
             self._waiting.remove(state)
             self._running.push_newest(state)
             state.phase = Phase.RUNNING
@@ -199,8 +195,7 @@ class Scheduler:
             if state.first_scheduled_s is None:
                 state.first_scheduled_s = now_s
             draft.new_requests.append(_as_new_request(state, reservation.slot))
-            num_rows = min(num_known, state.max_rows)
-            self._append_step(draft, state, min(num_rows, draft.budget), tuple(reservation.block_ids))
+            self._append_step(draft, state, min(num_known, draft.budget), tuple(reservation.block_ids))
 
     def _append_step(self, draft: _Draft, state: RequestState, num_rows: int, new_ids: tuple[int, ...]) -> None:
         start = state.num_scheduled
@@ -311,7 +306,7 @@ class _Launched(NamedTuple):
 class _Draft:
     """A plan while it is being made."""
 
-    __slots__ = ("budget", "is_short_of_blocks", "new_requests", "num_awaited_blocks", "states", "step_id", "steps")
+    __slots__ = ("budget", "new_requests", "states", "step_id", "steps")
 
     def __init__(self, step_id: int, budget: int) -> None:
         self.step_id = step_id
@@ -319,10 +314,6 @@ class _Draft:
         self.new_requests: list[NewRequest] = []
         self.steps: list[RequestStep] = []
         self.states: list[RequestState] = []
-        self.num_awaited_blocks = 0
-        """Retiring blocks that requests of this plan already wait for."""
-        self.is_short_of_blocks = False
-        """Somebody who runs found no block: nobody may enter and take the next one."""
 
 
 def _as_new_request(state: RequestState, slot: int) -> NewRequest:
