@@ -118,6 +118,9 @@ class ScriptedLLM:
     async def abort(self, request_id: str, *, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         self._abort_asked[request_id, choice] = reason
 
+    async def shutdown(self) -> None:
+        self.is_alive = False
+
     def stats(self) -> EngineStats:
         self._processor.stats.engine.num_running = len(self.open_requests)
         return self._processor.stats
