@@ -49,9 +49,9 @@ def model_dir(model: Path | None) -> Path:
         ConfigError: there is no such directory.
     """
     if model is None:
-        from whalefall.testing.checkpoint import embedded_checkpoint
+        from whalefall.engine.embedded import embedded_model_dir
 
-        return embedded_checkpoint()
+        return embedded_model_dir()
     if not model.is_dir():
         raise ConfigError(f"{model}: no such directory; a model is a directory with config.json, *.safetensors and tokenizer.json")
     return model
