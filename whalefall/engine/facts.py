@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from whalefall.core.cache_spec import DTYPE_BYTES, CacheSpec
+from whalefall.models.definition import WeightKind
 
 DtypeName = Literal["float32", "bfloat16"]
 
@@ -26,9 +27,45 @@ class DeviceFacts:
     """What this process could still take."""
 
 
+class WeightSizes(Protocol):
+    """Bytes of the weights on the device, once loaded."""
+
+    def packed_bytes(self, dtype: DtypeName) -> int: ...
+
+    def dense_bytes(self, dtype: DtypeName) -> int: ...
+
+    def mapped_bytes(self) -> int:
+        """What is read in place from the checkpoint's files and takes no memory of the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFootprint:
+    """Sizes as the model family itself states them: exact."""
+
+    kinds: Callable[[DtypeName, Literal["packed", "dense"]], tuple[WeightKind, ...]]
+    num_expert_ranks: int = 1
+    """Ranks that share the routed experts; every other kind is copied to each."""
+
+    def packed_bytes(self, dtype: DtypeName) -> int:
+        return self._device_bytes(dtype, "packed")
+
+    def dense_bytes(self, dtype: DtypeName) -> int:
+        return self._device_bytes(dtype, "dense")
+
+    def mapped_bytes(self) -> int:
+        return sum(kind.num_bytes for kind in self.kinds("bfloat16", "packed") if kind.place == "mapped")
+
+    def per_rank(self, kind: WeightKind) -> int:
+        return -(-kind.num_bytes // self.num_expert_ranks) if kind.is_split_over_experts else kind.num_bytes
+
+    def _device_bytes(self, dtype: DtypeName, weights: Literal["packed", "dense"]) -> int:
+        return sum(self.per_rank(kind) for kind in self.kinds(dtype, weights) if kind.place == "device")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFacts:
-    """Sizes of the tensors that a model consumes, from shard headers."""
+    """Sizes of the tensors that a model consumes, estimated from shard headers: for families without a footprint."""
 
     quantised_bytes: int
     """Quantised tensors with their scales, as stored."""
@@ -41,6 +78,9 @@ class WeightFacts:
     def dense_bytes(self, dtype: DtypeName) -> int:
         return (self.quantised_elements + self.plain_elements) * DTYPE_BYTES[dtype]
 
+    def mapped_bytes(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
@@ -51,7 +91,7 @@ class ModelFacts:
     max_position_embeddings: int
     decoder_window: int | None
     history_tokens: int
-    weights: WeightFacts
+    weights: WeightSizes
     cache_spec: Callable[[DtypeName, Literal["packed", "dense"], Literal["model", "unrounded"], int], CacheSpec]
     """(dtype, weights, kv_cache_dtype, block_tokens) -> what the caches need."""
 

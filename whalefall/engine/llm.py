@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, cast
 
+import numpy as np
+
 from whalefall.core.errors import EngineDead, RequestError
 from whalefall.core.request import AbortRequests, FinishReason
 from whalefall.core.sampling import SamplingParams
@@ -206,17 +208,20 @@ def _as_list(prompts: Any) -> list[Any]:
     """One prompt is a list of one; a flat list of token ids is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"a prompt is text, token ids or a mapping, got {prompts!r}", param="prompt")
-    listed = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
+    listed = _listed(prompts)
+    return [listed] if listed and isinstance(listed[0], int | np.integer) else listed
 
 
 def _as_ids(prompt: Any) -> list[int]:
-    if not isinstance(prompt, Iterable) or isinstance(prompt, str | bytes | Mapping):
-        raise RequestError(f"a prompt is text, token ids or a mapping, got {prompt!r}", param="prompt")
+    ids = _listed(prompt)
+    return [int(t) if isinstance(t, np.integer) else t for t in ids]
+
+
+def _listed(values: Any) -> list[Any]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise RequestError(f"a prompt is text, token ids or a mapping, got {values!r}", param="prompt")
     # tolist: arrays and tensors give Python integers that way.
-    return prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
