@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model import Attention, Krill, Pass, rms, rope
+from training.model import FUNCTIONS, Attention, Krill, Pass
 
 
 class Drafts(NamedTuple):
@@ -32,7 +32,7 @@ def draft(model: Krill, ids: Tensor, features: Tensor, anchors: Tensor, p: Pass)
     """
     c, first, last = model.c, model.mtp[0], model.mtp[-1]
     block_size = c.dspark_block_size
-    m = rms(first.main_proj(features), first.main_norm.weight, c.rms_norm_eps)
+    m = FUNCTIONS.rms(first.main_proj(features), first.main_norm.weight, c.rms_norm_eps)
     block = torch.full((ids.shape[0], len(anchors), block_size), c.dspark_noise_token_id, dtype=ids.dtype, device=ids.device)
     block[..., 0] = ids[:, anchors + 1]
     places = anchors.unsqueeze(-1) + 1 + torch.arange(block_size, device=ids.device)
@@ -40,7 +40,7 @@ def draft(model: Krill, ids: Tensor, features: Tensor, anchors: Tensor, p: Pass)
     for layer in model.mtp:
         R, carry = layer(R, carry, p, lambda x, layer=layer: _attend(layer.attn, x, m, anchors, places, p))
     hidden = (carry.unsqueeze(-1) * R.float()).sum(-2).to(R.dtype)
-    return Drafts(hidden, model.logits(rms(hidden, last.norm.weight, c.rms_norm_eps)))
+    return Drafts(hidden, model.logits(FUNCTIONS.rms(hidden, last.norm.weight, c.rms_norm_eps)))
 
 
 def _attend(attn: Attention, x: Tensor, m: Tensor, anchors: Tensor, places: Tensor, p: Pass) -> Tensor:

@@ -131,6 +131,11 @@ def engram_inject(R: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, eps
     return (r + g.unsqueeze(-1) * v).to(R.dtype)
 
 
+def sink_and_unrotate(o: Tensor, lse: Tensor, sink: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Give the sink its share of the softmax, sum / (sum + exp(sink)), and turn the output back by the query's position."""
+    return rope((o.float() * torch.sigmoid(lse - sink.float()).unsqueeze(-1)).to(o.dtype), cos, -sin)
+
+
 def visible(T: int, ratio: int, device: torch.device) -> Tensor:
     """[T, C] bool: the entry's whole group lies at or before the query."""
     t = torch.arange(T, device=device)
@@ -206,7 +211,7 @@ class Compressor(nn.Module):
             whole = x.shape[1] // 2 * 2
             v, g = v[:, :whole].float().unflatten(1, (-1, 2)), self.wgate(x)[:, :whole].float().unflatten(1, (-1, 2))
             v = (torch.softmax(g, 2) * v).sum(2).to(x.dtype)
-        return rms(v, self.norm.weight, self.eps)
+        return FUNCTIONS.rms(v, self.norm.weight, self.eps)
 
 
 class Indexer(nn.Module):
@@ -220,11 +225,11 @@ class Indexer(nn.Module):
             self.k_norm = Gain(self.dim)
 
     def keys(self, latent: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-        return rope(rms(self.wk(latent), self.k_norm.weight, self.eps), *table)
+        return FUNCTIONS.rope(FUNCTIONS.rms(self.wk(latent), self.k_norm.weight, self.eps), *table)
 
     def scores(self, qr: Tensor, x: Tensor, keys: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
         """[B, rows, C] float32; the constant factor only sets the softmax temperature of the index loss."""
-        q = rope(self.wq_b(qr).unflatten(-1, (self.heads, self.dim)), table[0].unsqueeze(-2), table[1].unsqueeze(-2))
+        q = FUNCTIONS.rope(self.wq_b(qr).unflatten(-1, (self.heads, self.dim)), table[0].unsqueeze(-2), table[1].unsqueeze(-2))
         w = self.weights_proj(x).float() * (self.heads * self.dim) ** -0.5
         total = None
         for head in range(self.heads):
@@ -252,17 +257,16 @@ class Attention(nn.Module):
             self.indexer = Indexer(c, layer in c.kv_source_layer_ids)
 
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        qr = rms(self.wq_a(x), self.q_norm.weight, self.c.rms_norm_eps)
+        qr = FUNCTIONS.rms(self.wq_a(x), self.q_norm.weight, self.c.rms_norm_eps)
         q = self.wq_b(qr).unflatten(-1, (self.c.num_attention_heads, self.c.head_dim))
-        return qr, rope(q, cos.unsqueeze(-2), sin.unsqueeze(-2))
+        return qr, FUNCTIONS.rope(q, cos.unsqueeze(-2), sin.unsqueeze(-2))
 
     def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rope(rms(self.wkv(x), self.kv_norm.weight, self.c.rms_norm_eps), cos, sin)
+        return FUNCTIONS.rope(FUNCTIONS.rms(self.wkv(x), self.kv_norm.weight, self.c.rms_norm_eps), cos, sin)
 
     def output(self, o: Tensor, lse: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Apply the sink, rotate back, and project group by group. The sink takes its share of the softmax: sum / (sum + exp(sink))."""
-        o = (o.float() * torch.sigmoid(lse - self.attn_sink.float()).unsqueeze(-1)).to(o.dtype)
-        o = rope(o, cos.unsqueeze(-2), -sin.unsqueeze(-2))
+        """Apply the sink, rotate back, and project group by group."""
+        o = FUNCTIONS.sink_and_unrotate(o, lse, self.attn_sink, cos.unsqueeze(-2), sin.unsqueeze(-2))
         groups = o.flatten(-2).unflatten(-1, (self.c.o_groups, -1))
         wo_a = self.wo_a.weight.to(o.dtype).unflatten(0, (self.c.o_groups, -1))
         return self.wo_b(torch.einsum("...gk,gok->...go", groups, wo_a).flatten(-2))
@@ -291,7 +295,7 @@ class Attention(nn.Module):
         if kv_src == self.layer:
             latent = self.compressor(x)
             table = tuple(t[: latent.shape[1] * self.ratio : self.ratio] for t in p.long)
-            entries = rope(latent, *table)
+            entries = FUNCTIONS.rope(latent, *table)
             p.entries[self.layer] = _straight_through(entries, "fakequant_nvfp4") if p.round_cache else entries
             p.index_keys[self.layer] = self.indexer.keys(latent.detach(), table)
         if idx_src == self.layer and (p.select or p.distill_rows is not None):
@@ -441,7 +445,16 @@ class Block(nn.Module):
         return FUNCTIONS.close_sublayer(R, layer(x), post, comb), pre
 
 
-FUNCTIONS = SimpleNamespace(open_sublayer=open_sublayer, close_sublayer=close_sublayer, moe=moe, engram_inject=engram_inject, sinkhorn=sinkhorn)
+FUNCTIONS = SimpleNamespace(
+    rms=rms,
+    rope=rope,
+    open_sublayer=open_sublayer,
+    close_sublayer=close_sublayer,
+    moe=moe,
+    engram_inject=engram_inject,
+    sink_and_unrotate=sink_and_unrotate,
+    sinkhorn=sinkhorn,
+)
 """The functions every layer calls; a trainer on a GPU replaces them by compiled ones."""
 
 
@@ -496,7 +509,7 @@ class Krill(nn.Module):
                 p.taps.append(R.float().mean(-2).to(R.dtype).detach())
             R, carry = block(R, carry, p)
         h = (carry.unsqueeze(-1) * R.float()).sum(-2).to(R.dtype)
-        return rms(h, self.norm.weight, self.c.rms_norm_eps)
+        return FUNCTIONS.rms(h, self.norm.weight, self.c.rms_norm_eps)
 
     @property
     def pad(self) -> int:
