@@ -23,15 +23,16 @@ class Fan(Generic[T]):
         self._open = set(range(len(sources)))
         self._head: tuple[int, T | BaseException | None] | None = None
 
-    async def wait_first(self, timeout_s: float) -> None:
-        """Wait for the engine's first word, at most `timeout_s`; a fault that comes first is raised here."""
+    async def wait_first(self, timeout_s: float) -> T | None:
+        """The engine's first word, which `items` will still give, or None after `timeout_s`; a fault that comes first is raised here."""
         self._start()
         try:
             self._head = await asyncio.wait_for(self._queue.get(), timeout_s)
         except TimeoutError:
-            return
+            return None
         if isinstance(self._head[1], BaseException):
             raise self._head[1]
+        return self._head[1]
 
     async def items(self) -> AsyncGenerator[tuple[int, T], None]:
         self._start()

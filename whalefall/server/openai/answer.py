@@ -79,8 +79,8 @@ def respond(body: dict[str, Any]) -> Response:
 
 
 def check_fault(output: Any) -> None:
-    """Raises when the engine ended a choice with a fault."""
-    for choice in output.outputs:
+    """Raises when the engine ended a choice with a fault. None is no output yet."""
+    for choice in output.outputs if output is not None else ():
         if choice.finish_reason == "error":
             reason = getattr(output, "error", None) or choice.stop_reason
             raise GenerationFailed(f"the engine failed on this request: {reason}" if reason else "the engine failed on this request")

@@ -217,7 +217,7 @@ class _Conversation:
     async def stream(self) -> Response:
         self._door.active.add(self._outer.id)
         try:
-            await self._fan.wait_first(self._door.config.first_token_wait_s)
+            check_fault(await self._fan.wait_first(self._door.config.first_token_wait_s))
         except BaseException:
             await self._close()
             raise

@@ -143,7 +143,7 @@ class _Answer:
     async def stream(self) -> Response:
         self._door.active.update(self._ids)
         try:
-            await self._fan.wait_first(self._door.config.first_token_wait_s)
+            check_fault(await self._fan.wait_first(self._door.config.first_token_wait_s))
         except BaseException:
             await self._close()
             raise

@@ -84,7 +84,7 @@ class GenerationRequest(BaseModel):
     def _refuse_what_is_missing(cls, body: Any) -> Any:
         for name in _STRUCTURE_FIELDS:
             if body.get(name) is not None:
-                _refuse(name, "structured output is not supported by this server yet")
+                _refuse(name, f"{name}: structured output is not supported by this server yet")
         if body.get("use_beam_search"):
             _refuse("use_beam_search", "beam search is not supported")
         return body
