@@ -12,14 +12,11 @@ import typer
 
 from whalefall.cli.options import ModelArgument, engine_config, with_engine_options
 from whalefall.core.errors import ConfigError
+from whalefall.engine import embedded
 from whalefall.observe.log import setup_logging
 from whalefall.server.config import ServerConfig
 
 _PANEL = "Server"
-EMBEDDED_NOTE = (
-    "No model was named: serving the small embedded one. It was never trained, its weights are random numbers,\n"
-    "so expect noise for answers. Name a checkpoint directory to serve a real model."
-)
 
 
 @with_engine_options
@@ -47,11 +44,11 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI chat and completions, streamed or not, with health and metrics."""
     setup_logging()
-    if model is None:
-        print(EMBEDDED_NOTE, file=sys.stderr)
-    config = engine_config(model, engine_options)
-    names = tuple(served_model_name or (Path(config.model).resolve().name if model else "whalefall-embedded",))
     listener = _listen(host, port)
+    if model is None:
+        print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a real one.", file=sys.stderr)
+    config = engine_config(model, engine_options)
+    names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
     # Only now: a wrong flag or a taken port should not wait for a web framework.
     from whalefall.cli.server_process import run_server
 
