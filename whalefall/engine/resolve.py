@@ -52,7 +52,9 @@ class ResolvedConfig:
     vocab_size: int
     history_tokens: int
     weights_bytes: int
-    """Of weights in memory, estimated from the shard headers."""
+    """Of weights on the device: the family's own footprint, or an estimate from the shard headers."""
+    mapped_bytes: int
+    """Of tables that are read in place from the checkpoint's files, in host memory as far as there is any."""
     memory: WorkerMemory
     chosen_by: dict[str, str]
     """Option -> "user", or the reason of the choice."""
@@ -72,6 +74,8 @@ class ResolvedConfig:
             ("token and block table", f"{m.num_slots:,} x {self.max_model_len:,} tokens", m.table_bytes),
         ]
         rows.append(("total", f"on {self.device}", sum(size for _, _, size in rows)))
+        if self.mapped_bytes:
+            rows.append(("not counted", "tables mapped from the checkpoint's files", self.mapped_bytes))
         return "\n".join(f"  {name:<22} {how:<48} {size:>18,} bytes" for name, how, size in rows)
 
 
@@ -145,6 +149,7 @@ class _Resolver:
             vocab_size=model.vocab_size,
             history_tokens=model.history_tokens,
             weights_bytes=weights_bytes,
+            mapped_bytes=model.weights.mapped_bytes(),
             memory=memory,
             chosen_by=self._chosen_by,
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,9 +21,9 @@ from whalefall.core.errors import ConfigError
 from whalefall.core.seams import Clock, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
-from whalefall.engine.facts import ModelFacts, find_device, weight_facts
+from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.resolve import ResolvedConfig, resolve
-from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition
+from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition, WeightKind
 from whalefall.models.registry import find_definition
 from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache.manager import CacheManager
@@ -122,9 +123,21 @@ def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: Mod
         max_position_embeddings=model_config.max_position_embeddings,
         decoder_window=model_config.decoder_window,
         history_tokens=model_config.history_tokens,
-        weights=weight_facts(headers, weight_map.tensors),
+        weights=_weight_sizes(model_dir, definition, model_config) or weight_facts(headers, weight_map.tensors),
         cache_spec=cache_spec,
     )
+
+
+def _weight_sizes(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig) -> WeightFootprint | None:
+    footprint = definition.footprint
+    if footprint is None:
+        return None
+
+    @cache
+    def kinds(dtype: str, weights: Literal["packed", "dense"]) -> tuple[WeightKind, ...]:
+        return footprint(model_config, _build_context(model_dir, "cpu", dtype, weights, "unrounded"))
+
+    return WeightFootprint(kinds)
 
 
 def _build_context(model_dir: Path, device: str, dtype: str, weights: Any, kv_cache_dtype: Any) -> BuildContext:

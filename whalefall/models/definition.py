@@ -73,6 +73,19 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightKind:
+    """What a built model keeps of one kind of weights."""
+
+    name: str
+    """E.g. "routed experts"."""
+    num_bytes: int
+    place: Literal["device", "mapped"]
+    """mapped: read in place from the checkpoint's files, so that it takes host memory as far as the host has any to spare."""
+    is_split_over_experts: bool = False
+    """Whether ranks of an expert-parallel group would share it out; the other kinds are copied to each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
     name: str
@@ -89,6 +102,8 @@ class ModelDefinition:
     """A model with empty parameters, and where each checkpoint tensor goes."""
     chat_format: Literal["deepseek_v4", "deepseek_v41", "none"]
     """Which protocol encoding the door uses."""
+    footprint: Callable[[Any, BuildContext], tuple[WeightKind, ...]] | None = None
+    """(config, context) -> bytes of the weights once loaded, to the byte; without it they are estimated from the shard headers."""
 
 
 class WeightSink(Protocol):

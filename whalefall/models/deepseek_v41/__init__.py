@@ -4,6 +4,7 @@
 from whalefall.layers.parametric import ModuleSink
 from whalefall.models.deepseek_v41.cache import cache_spec
 from whalefall.models.deepseek_v41.config import ARCHITECTURE, DeepseekV41Config
+from whalefall.models.deepseek_v41.footprint import footprint
 from whalefall.models.deepseek_v41.model import DeepseekV41
 from whalefall.models.deepseek_v41.weights import weight_map
 from whalefall.models.definition import BuildContext, BuiltModel, ModelDefinition
@@ -22,4 +23,5 @@ DEFINITION = ModelDefinition(
     cache_spec=cache_spec,
     build=build,
     chat_format="deepseek_v41",
+    footprint=footprint,
 )
