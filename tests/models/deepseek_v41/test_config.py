@@ -65,7 +65,7 @@ def test_released_config_gives_the_maps_of_the_design_note() -> None:
 
 
 @pytest.mark.parametrize("path", ALL_PATHS, ids=".".join)
-def test_missing_key_has_a_stated_default_or_is_named(path: tuple[str, ...]) -> None:
+def test_missing_key_has_a_stated_default_or_is_named(path: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
     config = copy.deepcopy(RELEASED)
     place = config
     for key in path[:-1]:
@@ -74,6 +74,7 @@ def test_missing_key_has_a_stated_default_or_is_named(path: tuple[str, ...]) -> 
     dotted = ".".join(path)
     if path in HAS_DEFAULT:
         used = DeepseekV41Config.from_hf(config, "config.json").defaults_used
+        assert [record.message for record in caplog.records] == list(used)
         assert len(used) == 1 and used[0].startswith(f"config.json: {dotted}: missing, using "), used
     elif path in MEANS_NONE:
         assert DeepseekV41Config.from_hf(config, "config.json").defaults_used == ()

@@ -14,6 +14,9 @@ from typing import Any, Self
 from whalefall.core.errors import ConfigError
 from whalefall.models.config_reader import ConfigReader
 from whalefall.models.deepseek_v41 import config_checks
+from whalefall.observe.log import get_logger
+
+log = get_logger(__name__)
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
 MODEL_TYPE = "deepseek_v41"
@@ -131,6 +134,8 @@ class DeepseekV41Config:
         root.finish()
         if root.problems:
             raise ConfigError(root.problems)
+        for line in root.defaults_used:
+            log.warning("%s", line)
         return cls(**read, defaults_used=tuple(root.defaults_used))
 
     @property
