@@ -201,12 +201,12 @@ def test_in_a_thread_it_rests_without_work_and_wakes_for_more(is_ahead: bool) ->
 @BOTH
 def test_stopping_ends_open_requests_with_abort_and_frees_them(is_ahead: bool) -> None:
     worker = ScriptedWorker(lambda new: [2] * 30)
-    worker.gate = threading.Event()
+    worker.permits = threading.Semaphore(0)
     threaded = Threaded(make_core(worker, is_ahead=is_ahead))
     for name in "abcdef":
         threaded.core.send(request(name, max_tokens=30))
     threaded.core.stop()
-    worker.gate.set()
+    worker.permits.release(50)
     threaded.stop()
     assert ends(threaded.updates) == dict.fromkeys("abcdef", FinishReason.ABORT)
     assert threaded.core.scheduler.cache.is_pristine

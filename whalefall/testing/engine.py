@@ -51,14 +51,14 @@ class ScriptedWorker:
         """Raised by the next launch."""
         self.faults: dict[str, str] = {}
         """Beginning of a request id -> fault of this request in its next step."""
-        self.gate: threading.Event | None = None
-        """When set, every launch waits for it."""
+        self.permits: threading.Semaphore | None = None
+        """When set, every launch takes one, and waits for it."""
         self.num_launches = 0
 
     def launch(self, plan: StepPlan) -> _Done:
         self.num_launches += 1
-        if self.gate is not None:
-            assert self.gate.wait(30)
+        if self.permits is not None:
+            assert self.permits.acquire(timeout=60)
         if self.fail_with is not None:
             raise self.fail_with
         self._slots.update({new.slot: new for new in plan.new_requests})
@@ -120,6 +120,7 @@ def small_config(**changes: Any) -> ResolvedConfig:
         "vocab_size": 264,
         "history_tokens": 0,
         "weights_bytes": 0,
+        "mapped_bytes": 0,
         "memory": memory,
         "chosen_by": {},
     }

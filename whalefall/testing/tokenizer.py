@@ -45,4 +45,3 @@ def write_byte_tokenizer(folder: Path, *, add_bos_token: bool = True) -> None:
     """Write tokenizer.json and tokenizer_config.json into a model directory."""
     (folder / TOKENIZER_FILE).write_text(byte_tokenizer_json(), encoding="utf-8")
     (folder / CONFIG_FILE).write_text(json.dumps(byte_tokenizer_config(add_bos_token=add_bos_token)), encoding="utf-8")
-
