@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whalefall.kernels import sampling as ops
 from whalefall.kernels.registry import all_ops
+from whalefall.kernels.sampling import reference
 
 few_values = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, 1.0, 3.0])  # few, so that ties are common
 rows = st.lists(few_values, min_size=1, max_size=12)
@@ -51,8 +52,11 @@ def test_top_ids_and_rank_agree_on_one_order(row: list[float], data: st.DataObje
 
 @settings(deadline=None)
 @given(row=rows.filter(lambda r: max(r) > -math.inf), top_k=st.integers(1, 13), top_p=st.sampled_from([1e-6, 0.3, 0.5, 0.75, 0.999, 1.0]))
-def test_keep_top_keeps_the_smallest_set(row: list[float], top_k: int, top_p: float) -> None:
-    kept = ops.keep_top(torch.tensor([row]), torch.tensor([top_k]), torch.tensor([top_p]))[0]
+@pytest.mark.parametrize("short_list", [1, 256])
+def test_keep_top_keeps_the_smallest_set(short_list: int, row: list[float], top_k: int, top_p: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "SHORT_LIST", short_list)
+        kept = ops.keep_top(torch.tensor([row]), torch.tensor([top_k]), torch.tensor([top_p]))[0]
     candidates = in_order(row)[:top_k]
     weight = torch.tensor([row[i] for i in candidates]).softmax(-1).double()
     num_kept = 1
@@ -60,6 +64,16 @@ def test_keep_top_keeps_the_smallest_set(row: list[float], top_k: int, top_p: fl
         num_kept += 1
     allowed = set(candidates if top_p == 1 else candidates[:num_kept])
     assert kept.tolist() == [value if i in allowed else -math.inf for i, value in enumerate(row)]
+
+
+def test_rows_with_long_and_short_sets_meet_in_one_call() -> None:
+    """A flat row needs more than the short list; its neighbours are cut as they are alone."""
+    logits_LV = torch.stack([torch.zeros(1_000), torch.linspace(0, -50, 1_000), torch.zeros(1_000), torch.linspace(0, -1, 1_000)])
+    top_k_L, top_p_L = torch.tensor([ops.NO_LIMIT, ops.NO_LIMIT, 600, 3]), torch.tensor([0.5, 0.9, 0.5, 0.99])
+    kept_LV = ops.keep_top(logits_LV, top_k_L, top_p_L) > -math.inf
+    share_V = logits_LV[1].double().softmax(-1)
+    assert kept_LV.sum(-1).tolist() == [500, int((share_V.cumsum(-1) < 0.9).sum()) + 1, 300, 3]
+    assert all(row.nonzero()[:, 0].tolist() == list(range(int(row.sum()))) for row in kept_LV)
 
 
 def test_top_p_of_one_cuts_nothing_however_long_the_tail() -> None:

@@ -19,6 +19,8 @@ from whalefall.kernels.sampling.random import exponential_noise
 
 NO_LIMIT = 2**31 - 1
 """top_k of a row that keeps every token."""
+SHORT_LIST = 1_024
+"""How many of the best ids `keep_top` looks at first, at most; of a small vocabulary a quarter."""
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -97,53 +99,6 @@ def count_tokens(ids_LC: Tensor, valid_LC: Tensor, vocab_size: int) -> Tensor:
     return counts_LV1.scatter_add_(1, ids_LC, torch.ones_like(ids_LC, dtype=torch.int32))[:, :vocab_size]
 
 
-def _keep_cases() -> Iterator[tuple[Any, ...]]:
-    for num_rows, vocab_size in _SHAPES[1:]:
-        top_k_L = torch.tensor([1, NO_LIMIT, 3, 40, vocab_size], dtype=torch.int64).repeat(num_rows)[:num_rows]
-        top_p_L = torch.tensor([1.0, 0.9, 1e-6, 0.5], dtype=torch.float32).repeat(num_rows)[:num_rows]
-        yield _logits(num_rows, vocab_size, seed=5), top_k_L, top_p_L
-
-
-@op("sampling.keep_top", cases=_keep_cases)
-def keep_top(logits_LV: Tensor, top_k_L: Tensor, top_p_L: Tensor) -> Tensor:
-    """Keep the top_k likeliest ids, of these the smallest set whose probability reaches top_p, and mask the rest with -inf.
-
-    Args:
-        top_k_L: int64 >= 1; `NO_LIMIT` keeps all.
-        top_p_L: float32 in (0, 1]; 1 keeps all. Probabilities are those after the top_k step, renormalised.
-    Returns:
-        [L, V], new memory. At least one id stays in every row that has a finite logit.
-    Numerics: sums of probabilities in float64; the set is decided in order of falling logit, equal logits by rising id.
-    """
-    sorted_LV, order_LV = logits_LV.sort(dim=-1, descending=True, stable=True)
-    rank_V = torch.arange(logits_LV.shape[-1], device=logits_LV.device)
-    sorted_LV = sorted_LV.masked_fill(rank_V >= top_k_L[:, None], -math.inf)
-    reached_LV = sorted_LV.softmax(-1).double().cumsum(-1)
-    before_LV = torch.nn.functional.pad(reached_LV[:, :-1], (1, 0))
-    limit_L = torch.where(top_p_L >= 1, math.inf, top_p_L.double())  # rounding must not cut the tail of a row that wants all
-    sorted_LV = sorted_LV.masked_fill(before_LV >= limit_L[:, None], -math.inf)
-    return torch.empty_like(logits_LV).scatter_(-1, order_LV, sorted_LV)
-
-
-def _draw_cases() -> Iterator[tuple[Any, ...]]:
-    for num_rows, vocab_size in _SHAPES:
-        rows_L = torch.arange(num_rows, dtype=torch.int64)
-        yield _logits(num_rows, vocab_size, seed=6), rows_L * 7919 - 3, rows_L + 1_000_000, 0
-
-
-@op("sampling.draw", cases=_draw_cases)
-def draw(logits_LV: Tensor, seed_L: Tensor, position_L: Tensor, purpose: int) -> Tensor:
-    """Draw one id per row from softmax(logits): the exponential race form of Gumbel-max.
-
-    Id v wins when logits[v] - log(E[v]) is largest, with E from `sampling.exponential_noise`. A masked id (-inf) never wins.
-
-    Returns:
-        ids_L: int64.
-    """
-    noise_LV = exponential_noise(seed_L, position_L, purpose, logits_LV.shape[-1])
-    return (logits_LV - noise_LV.log()).argmax(-1)
-
-
 def _top_cases() -> Iterator[tuple[Any, ...]]:
     for num_rows, vocab_size in _SHAPES:
         for k in {1, min(5, vocab_size), min(20, vocab_size)}:
@@ -166,6 +121,72 @@ def top_ids(scores_LV: Tensor, k: int) -> Tensor:
     id_V = torch.arange(scores_LV.shape[-1], device=scores_LV.device)
     key_LV = (ordered_LV.long() << 32) | (0xFFFF_FFFF - id_V)
     return 0xFFFF_FFFF - (key_LV.topk(k, dim=-1).values & 0xFFFF_FFFF)
+
+
+def _keep_cases() -> Iterator[tuple[Any, ...]]:
+    for num_rows, vocab_size in _SHAPES[1:]:
+        top_k_L = torch.tensor([1, NO_LIMIT, 3, 40, vocab_size], dtype=torch.int64).repeat(num_rows)[:num_rows]
+        top_p_L = torch.tensor([1.0, 0.9, 1e-6, 0.5], dtype=torch.float32).repeat(num_rows)[:num_rows]
+        yield _logits(num_rows, vocab_size, seed=5), top_k_L, top_p_L
+
+
+@op("sampling.keep_top", cases=_keep_cases)
+def keep_top(logits_LV: Tensor, top_k_L: Tensor, top_p_L: Tensor) -> Tensor:
+    """Keep the top_k likeliest ids, of these the smallest set whose probability reaches top_p, and mask the rest with -inf.
+
+    Args:
+        top_k_L: int64 >= 1; `NO_LIMIT` keeps all.
+        top_p_L: float32 in (0, 1]; 1 keeps all. Probabilities are those after the top_k step, renormalised.
+    Returns:
+        [L, V], new memory. At least one id stays in every row that has a finite logit.
+    Numerics: weights exp(logit - best) in float32, their sums in float64; the set is decided in order of falling logit, equal logits by
+        rising id.
+    """
+    vocab_size = logits_LV.shape[-1]
+    # Most sets are short, and a full sort costs a hundred times a short list. On a GPU the look at the values would stall the queue.
+    if logits_LV.device.type != "cpu":
+        return _keep_of_list(logits_LV, top_k_L, top_p_L, vocab_size)[0]
+    out_LV, wants_more_L = _keep_of_list(logits_LV, top_k_L, top_p_L, min(SHORT_LIST, -(-vocab_size // 4)))
+    if wants_more_L.any():
+        more_L = wants_more_L.nonzero()[:, 0]
+        out_LV[more_L] = _keep_of_list(logits_LV[more_L], top_k_L[more_L], top_p_L[more_L], vocab_size)[0]
+    return out_LV
+
+
+def _keep_of_list(logits_LV: Tensor, top_k_L: Tensor, top_p_L: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`keep_top` that looks at the `width` best ids only, and whether a row's set may reach beyond them (its result is then void)."""
+    vocab_size, place_K = logits_LV.shape[-1], torch.arange(width, device=logits_LV.device)
+    ids_LK = top_ids(logits_LV, width)
+    sorted_LK = logits_LV.gather(-1, ids_LK)
+    best_L1 = sorted_LK[:, :1]
+    weight_LK = (sorted_LK - best_L1).exp_().double().masked_fill_(place_K >= top_k_L[:, None], 0)
+    whole_L = (logits_LV - best_L1).exp_().sum(-1, dtype=torch.float64)
+    total_L = torch.where(top_k_L < vocab_size, weight_LK.sum(-1), whole_L)
+    before_LK = torch.nn.functional.pad(weight_LK.cumsum(-1)[:, :-1], (1, 0))
+    limit_L = torch.where(top_p_L < 1, top_p_L.double() * total_L, math.inf)  # rounding must not cut the tail of a row that wants all
+    num_kept_L = torch.minimum((before_LK < limit_L[:, None]).sum(-1), top_k_L)
+    sorted_LK = sorted_LK.masked_fill_(place_K >= num_kept_L[:, None], -math.inf)
+    wants_more_L = (top_k_L > width) & ((top_k_L < vocab_size) | (num_kept_L == width))
+    return torch.full_like(logits_LV, -math.inf).scatter_(-1, ids_LK, sorted_LK), wants_more_L
+
+
+def _draw_cases() -> Iterator[tuple[Any, ...]]:
+    for num_rows, vocab_size in _SHAPES:
+        rows_L = torch.arange(num_rows, dtype=torch.int64)
+        yield _logits(num_rows, vocab_size, seed=6), rows_L * 7919 - 3, rows_L + 1_000_000, 0
+
+
+@op("sampling.draw", cases=_draw_cases)
+def draw(logits_LV: Tensor, seed_L: Tensor, position_L: Tensor, purpose: int) -> Tensor:
+    """Draw one id per row from softmax(logits): the exponential race form of Gumbel-max.
+
+    Id v wins when logits[v] - log(E[v]) is largest, with E from `sampling.exponential_noise`. A masked id (-inf) never wins.
+
+    Returns:
+        ids_L: int64.
+    """
+    noise_LV = exponential_noise(seed_L, position_L, purpose, logits_LV.shape[-1])
+    return (logits_LV - noise_LV.log()).argmax(-1)
 
 
 def _rank_cases() -> Iterator[tuple[Any, ...]]:

@@ -21,8 +21,10 @@ from whalefall.kernels import sampling as ops
 from whalefall.runtime.sampling.params import RowParams
 from whalefall.runtime.sampling.penalties import shape_logits
 
-TILE_ELEMENTS = 1 << 22
-"""Logits handled at a time where intermediate tensors are as large as the logits; 16 MB of float32 each."""
+TILE_ELEMENTS = {"cpu": 1 << 18}
+"""Logits of the shaped rows handled at a time, by device type: intermediate tensors that stay in a CPU's cache are three times faster."""
+MAX_TILE_ELEMENTS = 1 << 26
+"""On any other device; bounds the memory for intermediate tensors."""
 
 
 class Fault(IntEnum):
@@ -53,7 +55,7 @@ def sample(logits_LV: Tensor, rows: RowParams, token_table: Tensor) -> Sampled:
     ids_L, best_L = ops.argmax(logits_LV)
     fault_L = (~torch.isfinite(best_L)).to(torch.uint8)
     selected = np.flatnonzero(~rows.is_plain_L)
-    for part in _tiles(selected, logits_LV.shape[-1]):
+    for part in _tiles(selected, logits_LV):
         part_L = torch.from_numpy(part).to(logits_LV.device, non_blocking=True)
         drawn_L, best_L = _sample_shaped(logits_LV[part_L], rows, part, token_table)
         ids_L[part_L] = drawn_L
@@ -88,7 +90,7 @@ def _draw(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
     return ops.draw(logits_LV, column(rows.seed_L), column(rows.position_L), int(ops.Purpose.TARGET))
 
 
-def _tiles(selected: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
-    step = max(1, TILE_ELEMENTS // vocab_size)
+def _tiles(selected: np.ndarray, logits_LV: Tensor) -> Iterator[np.ndarray]:
+    step = max(1, TILE_ELEMENTS.get(logits_LV.device.type, MAX_TILE_ELEMENTS) // logits_LV.shape[-1])
     for first in range(0, len(selected), step):
         yield selected[first : first + step]
