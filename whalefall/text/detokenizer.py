@@ -2,7 +2,8 @@
 """Detokenizer: the text of a growing list of ids, token by token, never with half a character.
 
 What `push` and `flush` return, joined, equals `Tokenizer.decode` of all ids, however they were split into steps. Byte-level vocabularies
-(DeepSeek, GLM) take the exact byte road; any other decoder takes the general road over a small window of ids.
+(DeepSeek, GLM) take the exact byte road. Any other decoder takes the general road over a small window of ids, which keeps the promise as
+far as the decoder does not take back text it gave (a byte-fallback decoder does, for a run of bytes that turns out to be broken).
 """
 
 from __future__ import annotations
