@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # naming a tensor must not cost the seconds that importing torch takes
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

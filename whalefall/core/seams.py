@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # naming a tensor must not cost the seconds that importing torch takes
+    from torch import Tensor
 
 
 class Comm(Protocol):

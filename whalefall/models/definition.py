@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from whalefall.core.batch import CacheTensors, ForwardBatch
 from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.seams import Comm
 from whalefall.weights.spec import WeightMap
+
+if TYPE_CHECKING:  # a checkpoint is judged without torch: only building and running need it
+    import torch
+    from torch import Tensor
 
 KVCacheDtype = Literal["auto", "model", "unrounded"]
 """auto: unrounded with float32 activations, else model; model: rounded to the family's own cache formats; unrounded: as computed."""
