@@ -31,6 +31,8 @@ COMMANDS = {
     "generate": _Command("whalefall.cli.generate", "generate", "Continue one or more prompts and print the text."),
     "chat": _Command("whalefall.cli.chat", "chat", "Talk with a model in the terminal."),
     "model": _Command("whalefall.cli.model", "app", "Look into a checkpoint."),
+    "bench": _Command("whalefall.bench.command", "app", "Measure a server, or the engine in this process."),
+    "plan": _Command("whalefall.plan.command", "plan", "What a model needs and what fits, without a GPU."),
     "doctor": _Command("whalefall.cli.doctor.command", "doctor", "What is installed, what will be used, what is wrong."),
 }
 

@@ -46,7 +46,7 @@ def engine_config(model: Path | None, options: Mapping[str, Any], **chosen: Any)
 def model_dir(model: Path | None) -> Path:
     """
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: there is no such directory, or what it holds cannot be loaded.
     """
     if model is None:
         from whalefall.engine.embedded import embedded_model_dir
@@ -54,6 +54,9 @@ def model_dir(model: Path | None) -> Path:
         return embedded_model_dir()
     if not model.is_dir():
         raise ConfigError(f"{model}: no such directory; a model is a directory with config.json, *.safetensors and tokenizer.json")
+    from whalefall.models.precheck import precheck
+
+    precheck(model)  # answers within a second; the engine asks again, seconds of importing torch later
     return model
 
 

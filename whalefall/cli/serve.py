@@ -44,11 +44,11 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI chat and completions, streamed or not, with health and metrics."""
     setup_logging()
-    listener = _listen(host, port)
     if model is None:
         print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a real one.", file=sys.stderr)
     config = engine_config(model, engine_options)
     names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
+    listener = _listen(host, port)
     # Only now: a wrong flag or a taken port should not wait for a web framework.
     from whalefall.cli.server_process import run_server
 
