@@ -23,7 +23,7 @@ class EngramTable(Parametric):
 
     def fill(self, part: str, tensor: Tensor) -> None:
         # No copy: the released tables are 94 GiB each and a token touches 24 rows.
-        self.mark_filled(part)
+        self.accept(part, tensor, (self.rows, self.width // 32 if part == "scale" else self.width))
         self._tensors[part] = tensor
 
     def forward(self, rows_TJ: Tensor) -> Tensor:

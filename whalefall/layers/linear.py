@@ -38,16 +38,20 @@ class Linear(Parametric):
         self.is_packed = self.is_quantised and storage.is_packed
         self._half: dict[str, Tensor] = {}
         self.declare("weight", (out_features, in_features), torch.float8_e4m3fn if self.is_packed else storage.dtype, storage.device)
+        self._scale_shape = (-(-out_features // 32), -(-in_features // 32))
         if self.is_packed:
-            self.declare("scale", (-(-out_features // 32), -(-in_features // 32)), torch.uint8, storage.device)
+            self.declare("scale", self._scale_shape, torch.uint8, storage.device)
+        elif self.is_quantised:
+            self._awaited.add("scale")
 
     def fill(self, part: str, tensor: Tensor) -> None:
         if self.is_packed or not self.is_quantised:
             return self.store(part, tensor)
         # Weight and scale arrive one after the other; the first one waits as a view of the mapped file.
+        self.accept(part, tensor, self._scale_shape if part == "scale" else tuple(self.weight.shape))
         self._half[part] = tensor
         if len(self._half) == 2:
-            self.store("weight", quant.dequantize_fp8_tile(self._half["weight"], self._half["scale"], self.weight.dtype))
+            self.weight.copy_(quant.dequantize_fp8_tile(self._half["weight"], self._half["scale"], self.weight.dtype))
             self._half.clear()
 
     def forward(self, x_TK: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Experts(Parametric):
 
     def __init__(self, num_experts: int, hidden_size: int, inner: int, limit: float, storage: Storage) -> None:
         super().__init__()
-        self.inner, self.limit, self.dtype = inner, limit, storage.dtype
+        self.hidden_size, self.inner, self.limit, self.dtype = hidden_size, inner, limit, storage.dtype
         self.is_quantised = storage.is_quantised
         self.is_packed = storage.is_quantised and storage.is_packed
         self._half: dict[str, Tensor] = {}
@@ -56,8 +56,8 @@ class Experts(Parametric):
 
     def fill(self, part: str, tensor: Tensor) -> None:
         """part: "<expert>.<w1|w2|w3>.<weight|scale>"."""
-        self.mark_filled(part)
         matrix, _, kind = part.rpartition(".")
+        self.accept(part, tensor, self._stored_shape(matrix, kind))
         if self.is_packed or not self.is_quantised:
             self._rows(matrix, kind).copy_(tensor)
             return
@@ -65,6 +65,12 @@ class Experts(Parametric):
         if f"{matrix}.weight" in self._half and f"{matrix}.scale" in self._half:
             weight, scale = self._half.pop(f"{matrix}.weight"), self._half.pop(f"{matrix}.scale")
             self._rows(matrix, "weight").copy_(quant.dequantize_mxfp4(weight, scale, self.dtype))
+
+    def _stored_shape(self, matrix: str, kind: str) -> tuple[int, ...]:
+        rows, columns = (self.hidden_size, self.inner) if matrix.endswith("w2") else (self.inner, self.hidden_size)
+        if kind == "scale":
+            return rows, columns // 32
+        return rows, columns // 2 if self.is_quantised else columns
 
     def _rows(self, matrix: str, kind: str) -> Tensor:
         expert, name = matrix.split(".")

@@ -19,6 +19,7 @@ class Parametric(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._awaited: set[str] = set()
+        self._filled: set[str] = set()
 
     def declare(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make an uninitialised tensor attribute that the checkpoint must fill."""
@@ -36,15 +37,18 @@ class Parametric(nn.Module):
         target = self._buffers.get(name)
         if target is None:
             raise ConfigError(f"{type(self).__name__} has no tensor {name!r}")
-        if target.shape != tensor.shape:
-            raise ConfigError(f"{type(self).__name__}.{name}: expected shape {tuple(target.shape)}, found {tuple(tensor.shape)}")
-        self.mark_filled(name)
+        self.accept(name, tensor, tuple(target.shape))
         target.copy_(tensor)
 
-    def mark_filled(self, name: str) -> None:
+    def accept(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        """Note that this part of the checkpoint has come; one that is unknown, comes twice or has another shape is an error."""
         if name not in self._awaited:
-            raise ConfigError(f"{type(self).__name__}.{name} is filled twice")
+            what = f".{name} is filled twice" if name in self._filled else f" has no tensor {name!r}"
+            raise ConfigError(f"{type(self).__name__}{what}")
+        if tensor.shape != shape:
+            raise ConfigError(f"{type(self).__name__}.{name}: expected shape {shape}, found {tuple(tensor.shape)}")
         self._awaited.remove(name)
+        self._filled.add(name)
 
     def unfilled(self) -> list[str]:
         """Names of declared tensors that no checkpoint tensor has filled."""
