@@ -10,7 +10,7 @@ import pytest
 
 from tests.models.deepseek_v41.released_config import RELEASED
 from whalefall.core.errors import ConfigError
-from whalefall.models.deepseek_v41.config import DeepseekV41Config
+from whalefall.models.deepseek_v41.config import DeepseekV41Config, _say_once
 
 TEXT_KEYS = sorted(RELEASED["text_config"])
 QUANT_KEYS = sorted(RELEASED["quantization_config"])
@@ -73,7 +73,9 @@ def test_missing_key_has_a_stated_default_or_is_named(path: tuple[str, ...], cap
     del place[path[-1]]
     dotted = ".".join(path)
     if path in HAS_DEFAULT:
+        _say_once.cache_clear()
         used = DeepseekV41Config.from_hf(config, "config.json").defaults_used
+        DeepseekV41Config.from_hf(config, "config.json")
         assert [record.message for record in caplog.records] == list(used)
         assert len(used) == 1 and used[0].startswith(f"config.json: {dotted}: missing, using "), used
     elif path in MEANS_NONE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 from whalefall.core.errors import ConfigError
@@ -135,7 +136,7 @@ class DeepseekV41Config:
         if root.problems:
             raise ConfigError(root.problems)
         for line in root.defaults_used:
-            log.warning("%s", line)
+            _say_once(line)
         return cls(**read, defaults_used=tuple(root.defaults_used))
 
     @property
@@ -169,6 +170,11 @@ class DeepseekV41Config:
 
     def uses_candidates(self, layer: int) -> bool:
         return layer in self.index_source_layer_ids and layer > self.candidate_source_layer_id
+
+
+@cache  # a config is read again on the way from the command line to the engine
+def _say_once(line: str) -> None:
+    log.warning("%s", line)
 
 
 def _read_root(root: ConfigReader) -> dict[str, Any]:
