@@ -53,7 +53,7 @@ class ResolvedConfig:
     history_tokens: int
     weights_bytes: int
     """Of weights on the device: the family's own footprint, or an estimate from the shard headers."""
-    mapped_bytes: int
+    mapped_bytes: int = 0
     """Of tables that are read in place from the checkpoint's files, in host memory as far as there is any."""
     memory: WorkerMemory
     chosen_by: dict[str, str]
