@@ -117,9 +117,14 @@ def test_a_fault_of_a_step_ends_everything_with_an_error_and_refuses_more(is_ahe
     updates = [*core.turn(), *core.turn()]
     worker.fail_with = RuntimeError("the card fell out")
     core.send(request("unread"))
+    core.send(request("refused", MAX_LEN))
+    core.send(AbortRequests(request_ids=("b",)))
     updates += core.turn()
-    assert ends(updates) == dict.fromkeys([*"abcdef", "unread"], FinishReason.ERROR)
-    assert {u.error for u in updates if u.is_finished} == {"RuntimeError: the card fell out"}
+    reasons = ends(updates)
+    assert reasons.pop("b") is FinishReason.ABORT
+    assert reasons == dict.fromkeys([*"acdef", "unread", "refused"], FinishReason.ERROR)
+    errors = {u.error for u in updates if u.finish_reason is FinishReason.ERROR and u.request_id != "refused"}
+    assert errors == {"RuntimeError: the card fell out"}
     assert core.fault == "RuntimeError: the card fell out"
     assert core.scheduler.cache.is_pristine
     with pytest.raises(EngineDead, match="the card fell out"):

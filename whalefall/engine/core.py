@@ -77,8 +77,9 @@ class EngineCore:
             updates += self._step()
         except Exception as error:
             log.exception("the step loop has failed")
+            self._forget_ended(updates)
             updates += self._fail(f"{type(error).__name__}: {error}")
-        self._open.difference_update(u.request_id for u in updates if u.is_finished)
+        self._forget_ended(updates)
         self._num_drawn += sum(len(u.new_token_ids) for u in updates)
         self._publish()
         return updates
@@ -156,6 +157,9 @@ class EngineCore:
                 pending.handle.wait()
             except Exception:
                 log.exception("the launched step has failed too")
+
+    def _forget_ended(self, updates: Sequence[RequestUpdate]) -> None:
+        self._open.difference_update(u.request_id for u in updates if u.is_finished)
 
     def _rest(self) -> None:
         if self._report is not None:
