@@ -24,17 +24,19 @@ class Drafts(NamedTuple):
 
 
 def draft(model: Krill, ids: Tensor, features: Tensor, anchors: Tensor, p: Pass) -> Drafts:
-    """Run the draft blocks for anchors [A] of every sequence.
+    """Run the draft blocks for A anchors of every sequence.
 
     Args:
         ids: [B, T] tokens; anchor + 1 must be inside.
+        anchors: [A], the same for all sequences, or [B, A].
         features: [B, T, taps * H], the backbone's streams at the attention input of the target layers, averaged and joined.
     """
     c, first, last = model.c, model.mtp[0], model.mtp[-1]
     block_size = c.dspark_block_size
     m = FUNCTIONS.rms(first.main_proj(features), first.main_norm.weight, c.rms_norm_eps)
-    block = torch.full((ids.shape[0], len(anchors), block_size), c.dspark_noise_token_id, dtype=ids.dtype, device=ids.device)
-    block[..., 0] = ids[:, anchors + 1]
+    anchors = anchors.expand(ids.shape[0], -1)
+    block = torch.full((*anchors.shape, block_size), c.dspark_noise_token_id, dtype=ids.dtype, device=ids.device)
+    block[..., 0] = ids.gather(1, anchors + 1)
     places = anchors.unsqueeze(-1) + 1 + torch.arange(block_size, device=ids.device)
     R, carry = model.streams(block)
     for layer in model.mtp:
@@ -51,9 +53,9 @@ def _attend(attn: Attention, x: Tensor, m: Tensor, anchors: Tensor, places: Tens
     own = attn.keys(x, cos, sin)
     main = attn.keys(m, *(table[:T] for table in p.plain))
     rows = anchors.unsqueeze(-1) - torch.arange(c.sliding_window - 1, -1, -1, device=x.device)
-    near = main[:, rows.clamp_min(0)]
+    near = main[torch.arange(len(m), device=x.device)[:, None, None], rows.clamp_min(0)]
     scale = c.head_dim**-0.5
-    far_logits = torch.einsum("bamnd,bawd->bamnw", q, near).float().masked_fill(rows[:, None, None] < 0, -torch.inf)
+    far_logits = torch.einsum("bamnd,bawd->bamnw", q, near).float().masked_fill(rows[:, :, None, None] < 0, -torch.inf)
     logits = torch.cat((far_logits, torch.einsum("bamnd,bakd->bamnk", q, own).float()), -1) * scale
     lse = torch.logsumexp(logits, -1)
     weight = torch.exp(logits - lse.unsqueeze(-1)).to(x.dtype)

@@ -39,7 +39,7 @@ class Plan:
     short: int = 1024
     long: int = 4096
     tokens: int = 65536
-    long_from: float = 0.84
+    long_from: float = 0.88
     """From here on: sequences of 4,096 tokens with the sparse selection in force."""
     quantise_from: float = 0.6
     decay_from: float = 0.45
@@ -147,7 +147,9 @@ def train_backbone(args: argparse.Namespace, model: Krill, mixture: Mixture) -> 
         is_long = at >= plan.long_from
         length = plan.long if is_long else plan.short
         ids = mixture.batch(step, plan.tokens // length, length, plan.chat_share(step))
-        rows = torch.randint(32, length, (24 if not is_long else 48,), generator=torch.Generator().manual_seed(step)).to(ids.device) if at >= plan.index_from else None
+        rows = None
+        if at >= plan.index_from and step % (2 if is_long else 4) == 0:
+            rows = torch.randint(32, length, (64 if is_long else 32,), generator=torch.Generator().manual_seed(step)).to(ids.device)
         p = model.make_pass(core=core, select=is_long, distill_rows=rows, round_cache=at >= plan.quantise_from)
         hidden = model(ids[:, :-1], p)
         loss = loss_of(hidden, model.head.weight, ids[:, 1:])
@@ -207,7 +209,8 @@ def train_draft(args: argparse.Namespace, model: Krill, mixture: Mixture) -> Non
         anchors = torch.randperm(length - 8, generator=generator)[: args.anchors].sort().values.to(ids.device)
         loss, parts = args.draft_losses(model, ids, anchors, args.core, True)
         loss.backward()
-        optimiser.step(0.5 * min(1.0, (step - first + 1) / 30) * max(0.02, 1 - step / args.steps) ** 0.7)
+        done = max(step / args.steps, (time.monotonic() - args.begun) / args.seconds)
+        optimiser.step(min(1.0, (step - first + 1) / 30) * min(1.0, max(0.01, 1.4 * (1 - done))) * 0.6)
         step += 1
         if step % args.every == 0 or step == first + 1:
             log.write(step=step, loss=loss.item(), **{k: v.item() for k, v in parts.items()})
