@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -97,8 +96,4 @@ class ErrorGuard:
         except Exception as error:
             if started:
                 raise
-            await envelope(error).response()(_plain(scope), receive, send)
-
-
-def _plain(scope: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return {key: value for key, value in scope.items() if key != "extensions"}
+            await envelope(error).response()(scope, receive, send)
