@@ -82,3 +82,12 @@ def test_bfloat16_stays_close_to_float32() -> None:
     full = ask(prompt, prompt_logprobs=0, max_tokens=0).prompt_logprobs
     differences = torch.tensor([a.logprob - b.logprob for a, b in zip(half, full)]).abs()
     assert 0 < differences.mean() < 0.1
+
+
+def test_what_lies_beyond_a_request_is_never_read() -> None:
+    """NaN in every block, the null block too: only rows that the request wrote itself may count."""
+    engine = Engine()
+    for pool in engine.worker.cache.growing.values():
+        pool[:] = torch.nan
+    engine.add("neighbour", make_prompt(70))
+    assert ask(make_prompt(9), engine=engine).token_ids == ask(make_prompt(9)).token_ids

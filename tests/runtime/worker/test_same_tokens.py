@@ -53,18 +53,24 @@ def test_preemption_changes_no_token(budget: int, one_step_ahead: bool) -> None:
     assert_all_as_alone(answers)
 
 
+LONG = SAMPLED | {"max_tokens": 48, "repetition_penalty": 1.2}
+
+
+@cache
+def lone_long_answer(length: int) -> tuple[int, ...]:
+    return tuple(ask(make_prompt(length), **LONG).token_ids)
+
+
 @pytest.mark.parametrize("one_step_ahead", [False, True])
 def test_preemption_in_the_middle_of_long_answers_changes_no_token(one_step_ahead: bool) -> None:
-    prompts = {str(length): make_prompt(length) for length in range(10, 16)}
-    engine = Engine(budget=50, one_step_ahead=one_step_ahead, num_blocks=10)
-    for name, prompt in prompts.items():
-        engine.add(name, prompt, **(SAMPLED | {"max_tokens": 60, "repetition_penalty": 1.2, "logprobs": 1}))
+    engine = Engine(budget=50, one_step_ahead=one_step_ahead, num_blocks=8)
+    for length in range(10, 16):
+        engine.add(str(length), make_prompt(length), **LONG, logprobs=1)
     answers = engine.run()
     assert engine.scheduler.num_preemptions >= 3
-    for name, prompt in prompts.items():
-        alone = ask(prompt, **(SAMPLED | {"max_tokens": 60, "repetition_penalty": 1.2}))
-        assert answers[name].token_ids == alone.token_ids
-        assert [report.token_id for report in answers[name].logprobs] == alone.token_ids
+    for length in range(10, 16):
+        assert tuple(answers[str(length)].token_ids) == lone_long_answer(length)
+        assert tuple(report.token_id for report in answers[str(length)].logprobs) == lone_long_answer(length)
 
 
 def test_slots_reused_many_times_change_no_token() -> None:
