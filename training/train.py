@@ -167,6 +167,8 @@ def train_backbone(args: argparse.Namespace, model: Krill, mixture: Mixture) -> 
             log.write(step=step, loss=value, index=index_loss.item(), tokens_s=tokens_seen / (time.monotonic() - since), imbalance=(load_E.amax(1) / load_E.mean(1)).max().item())
             assert value == value, "the loss is not a number"
             tokens_seen, since = 0, time.monotonic()
+        if step % 1500 == 0:
+            save(args.run, model, optimiser, step, "backbone")
     save(args.run, model, optimiser, step, "backbone")
     print(f"backbone: step {step} of {args.steps}, {torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0:.1f} GiB", flush=True)
 
@@ -199,7 +201,7 @@ def train_draft(args: argparse.Namespace, model: Krill, mixture: Mixture) -> Non
         p.requires_grad_(name.startswith("mtp.") and not name.endswith("gate.bias"))
     optimiser = Optimiser(((n, p) for n, p in model.named_parameters() if n.startswith("mtp.")), quantise=True)
     first = step = resume(args.run, model, optimiser, "draft")
-    backbone = {n: p.detach().float().clone() for n, p in model.named_parameters() if not n.startswith("mtp.")}
+    backbone = {n: v for n, v in load(args.run)[0].items() if not n.startswith("mtp.")}  # the masters, unrounded
     round_backbone(model)
     log = Log(args.run / "draft-log.jsonl")
     length, rows = args.short, max(1, args.tokens // args.short // 2)
@@ -217,7 +219,7 @@ def train_draft(args: argparse.Namespace, model: Krill, mixture: Mixture) -> Non
     with torch.no_grad():
         for n, p in model.named_parameters():
             if n in backbone:
-                p.data = backbone[n].to(p.device)
+                p.data = backbone[n].to(p.device).view_as(p)
     save(args.run, model, optimiser, step, "draft")
     print(f"draft: step {step} of {args.steps}", flush=True)
 
