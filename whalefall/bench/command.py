@@ -19,11 +19,15 @@ from whalefall.bench.http import Address, HttpError
 from whalefall.bench.load import arrival_times, run_load
 from whalefall.bench.metrics import Goal, Spread, summarise
 from whalefall.bench.mixes import Lengths, PromptMaker, make_asks, parse_mix, read_asks
+from whalefall.bench.offline_command import decode_command, latency_command, throughput_command
 from whalefall.bench.openai import Ask, Endpoint, Target, list_models, send
 from whalefall.bench.records import Record
 from whalefall.bench.report import spread_table, to_csv, to_json, to_picture, to_table, write_files
 
 app = typer.Typer(help="Measure a server, or the engine in this process.", no_args_is_help=True)
+app.command("throughput")(throughput_command)
+app.command("latency")(latency_command)
+app.command("decode")(decode_command)
 
 Url = Annotated[str, typer.Argument(help="Address of an OpenAI-compatible server.")]
 Model = Annotated[str | None, typer.Option(help="Model name; the first of /v1/models when left out.")]
