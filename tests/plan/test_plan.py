@@ -69,7 +69,8 @@ def test_requests_that_fit_never_pass_the_blocks_or_the_slots(released: Path) ->
     for fit in made.fittings:
         blocks = -(-fit.context_tokens // made.config.block_size)
         assert fit.per_card <= 40
-        assert fit.per_card * blocks <= made.config.num_blocks - 1
+        spare_for_the_others = fit.per_card - 1
+        assert fit.per_card * blocks + spare_for_the_others <= made.config.num_blocks - 1
         assert fit.in_all == 8 * fit.per_card
     assert [f.context_tokens for f in made.fittings] == [4_096, 32_768, 131_072, 1_048_576]
 

@@ -45,9 +45,8 @@ def throughput_command(
         typer.echo(json.dumps(asdict(made), indent=1))
         return
     typer.echo(f"{made.requests} requests, {made.prompt_tokens:,} + {made.output_tokens:,} tokens in {made.duration_s:.3f} s")
-    typer.echo(
-        f"{made.requests_per_s:.3f} requests/s, {made.output_tokens_per_s:,.1f} output tokens/s, {made.total_tokens_per_s:,.1f} total tokens/s"
-    )
+    rates = f"{made.output_tokens_per_s:,.1f} output tokens/s, {made.total_tokens_per_s:,.1f} total tokens/s"
+    typer.echo(f"{made.requests_per_s:.3f} requests/s, {rates}")
     _echo_spread("time to first token", made.ttft_ms)
 
 

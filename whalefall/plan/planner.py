@@ -160,11 +160,13 @@ def _source(model_dir: Path, definition: ModelDefinition, config: ModelConfig) -
 
 
 def _fittings(config: ResolvedConfig, num_cards: int, longest: int) -> tuple[Fitting, ...]:
-    """Block 0 is the null block; no more requests run at once than there are state slots, whatever the blocks would hold."""
+    """No more requests run at once than there are state slots; the scheduler admits one more only while every running one could still
+    take a spare block, and block 0 is the null block: n requests need n * (blocks + 1).
+    """
     found = []
     for context in CONTEXTS:
         if context <= min(longest, config.max_model_len):
-            fit = min((config.num_blocks - 1) // blocks_for(context, config.block_size), config.max_num_seqs)
+            fit = min(config.num_blocks // (blocks_for(context, config.block_size) + 1), config.max_num_seqs)
             found.append(Fitting(context, fit, fit * num_cards))
     return tuple(found)
 
