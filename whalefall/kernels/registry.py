@@ -8,11 +8,15 @@ from the device and from the arguments. The first registered twin whose conditio
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+
+from whalefall import kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,6 +104,14 @@ def op(name: str, *, cases: Callable[[], Iterator[tuple[Any, ...]]] | None = Non
         return made
 
     return wrap
+
+
+def load_all() -> dict[str, Op[Any, Any]]:
+    """Import every family of this package and give every op by name."""
+    for family in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
+        if family.ispkg:
+            import_module(family.name)
+    return all_ops()
 
 
 def all_ops() -> dict[str, Op[Any, Any]]:

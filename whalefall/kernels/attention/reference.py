@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.attention import cases
 from whalefall.kernels.registry import op
 
 _TILE_BYTES = 32 << 20
 """Gathered keys of one tile of tokens; small enough to stay near the cache of a CPU core."""
 
 
-@op("attention.sparse_mqa")
+@op("attention.sparse_mqa", cases=cases.gathered)
 def sparse_mqa(
     q_TND: Tensor,
     window_kv_MD: Tensor,

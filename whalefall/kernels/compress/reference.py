@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.compress import cases
 from whalefall.kernels.registry import op
 
 
-@op("compress.pool_group")
+@op("compress.pool_group", cases=cases.pooled)
 def pool_group(values_TrD: Tensor, gates_TrD: Tensor) -> Tensor:
     """Per channel, the softmax of the gates over the r tokens of the group weighs their values. float32 in and out."""
     return (torch.softmax(gates_TrD, dim=1) * values_TrD).sum(1)

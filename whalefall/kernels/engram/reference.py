@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.engram import cases
 from whalefall.kernels.quant.reference import dequantize_fp8_row
 from whalefall.kernels.registry import op
 
 
-@op("engram.hash_rows")
+@op("engram.hash_rows", cases=cases.ids)
 def hash_rows(compressed_TK: Tensor, pad_id: int, multipliers_K: Tensor, primes_NJ: Tensor, offsets_NJ: Tensor) -> Tensor:
     """Table row of every n-gram slot.
 
@@ -33,13 +34,13 @@ def hash_rows(compressed_TK: Tensor, pad_id: int, multipliers_K: Tensor, primes_
     return torch.cat(rows, dim=1)
 
 
-@op("engram.gather_dense")
+@op("engram.gather_dense", cases=cases.dense_rows)
 def gather_dense(table_RC: Tensor, rows_TJ: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows joined in slot order: [T, J * C] in dtype."""
     return table_RC[rows_TJ].flatten(1).to(dtype)
 
 
-@op("engram.gather_fp8")
+@op("engram.gather_fp8", cases=cases.fp8_rows)
 def gather_fp8(table_RC: Tensor, scale_Rg: Tensor, rows_TJ: Tensor, dtype: torch.dtype) -> Tensor:
     """As `gather_dense` for FP8 rows with one UE8M0 scale per 32 columns; only the gathered rows are dequantised."""
     # Indexing bytes: not every device and torch version gathers float8.
@@ -47,7 +48,7 @@ def gather_fp8(table_RC: Tensor, scale_Rg: Tensor, rows_TJ: Tensor, dtype: torch
     return dequantize_fp8_row(picked.flatten(0, 1), scale_Rg[rows_TJ].flatten(0, 1), dtype).view(rows_TJ.shape[0], -1)
 
 
-@op("engram.inject")
+@op("engram.inject", cases=cases.gated)
 def inject(streams_TSH: Tensor, keys_TSH: Tensor, value_TH: Tensor, q_weight_SH: Tensor, k_weight_SH: Tensor, eps: float) -> Tensor:
     """Add the gated value to every stream: R_s + sigmoid(sign(d) * sqrt(max(|d|, 1e-6))) * v, d the normed product of stream and key.
 

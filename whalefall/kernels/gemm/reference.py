@@ -6,25 +6,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.gemm import cases
 from whalefall.kernels.quant.reference import dequantize_fp8_tile
 from whalefall.kernels.registry import op
 
 _FLOAT32_TILE_ELEMENTS = 1 << 24
 
 
-@op("gemm.linear")
+@op("gemm.linear", cases=cases.dense)
 def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     """x @ w.T in x's dtype, accumulated in float32."""
     return torch.nn.functional.linear(x_TK, w_NK)
 
 
-@op("gemm.linear_fp8_tile")
+@op("gemm.linear_fp8_tile", cases=cases.fp8_tiles)
 def linear_fp8_tile(x_TK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> Tensor:
     """x @ w.T for a packed FP8 tile weight, dequantised to x's dtype on the way."""
     return torch.nn.functional.linear(x_TK, dequantize_fp8_tile(w_NK, scale_nk, x_TK.dtype))
 
 
-@op("gemm.linear_float32")
+@op("gemm.linear_float32", cases=cases.float32_results)
 def linear_float32(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     """x @ w.T with a float32 result that is never rounded to a narrower type: logits, router scores, compressor inputs.
 
@@ -37,7 +38,7 @@ def linear_float32(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     return torch.cat([torch.nn.functional.linear(x32_TK, part.float()) for part in w_NK.split(rows)], dim=-1)
 
 
-@op("gemm.grouped_linear")
+@op("gemm.grouped_linear", cases=cases.groups)
 def grouped_linear(x_TGK: Tensor, w_GNK: Tensor) -> Tensor:
     """One product per group: [T, G, K] x [G, N, K] -> [T, G, N]."""
     return torch.bmm(x_TGK.transpose(0, 1), w_GNK.transpose(1, 2)).transpose(0, 1)

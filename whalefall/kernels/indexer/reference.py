@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from whalefall.kernels.indexer import cases
 from whalefall.kernels.registry import op
 
 _TILE_SCORES = 1 << 24
 """Head scores (rows x heads x entries) held at once."""
 
 
-@op("indexer.select")
+@op("indexer.select", cases=cases.selections)
 def select(
     q_TIJ: Tensor,
     w_TI: Tensor,
@@ -48,7 +49,7 @@ def select(
     return _assemble(lists, request_T.shape[0])
 
 
-@op("indexer.select_with_candidates")
+@op("indexer.select_with_candidates", cases=cases.with_candidates)
 def select_with_candidates(
     q_TIJ: Tensor,
     w_TI: Tensor,
@@ -85,7 +86,7 @@ def select_with_candidates(
     return _assemble(lists, request_T.shape[0]), _assemble(candidates, request_T.shape[0])
 
 
-@op("indexer.select_within")
+@op("indexer.select_within", cases=cases.within)
 def select_within(
     q_TIJ: Tensor,
     w_TI: Tensor,

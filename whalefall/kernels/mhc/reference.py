@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.mhc import cases
 from whalefall.kernels.registry import op
 
 
-@op("mhc.mixes")
+@op("mhc.mixes", cases=cases.mixed)
 def mixes(
     streams_TSH: Tensor, fn_MF: Tensor, base_M: Tensor, scale_3: Tensor, eps: float, hc_eps: float, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,13 +46,13 @@ def sinkhorn(logits_TSS: Tensor, hc_eps: float, iterations: int) -> Tensor:
     return comb_TSS
 
 
-@op("mhc.collapse")
+@op("mhc.collapse", cases=cases.collapsed)
 def collapse(streams_TSH: Tensor, carry_TS: Tensor) -> Tensor:
     """The sublayer's input: sum over streams of carry times stream, rounded once to the streams' dtype."""
     return torch.bmm(carry_TS[:, None], streams_TSH.float()).squeeze(1).to(streams_TSH.dtype)
 
 
-@op("mhc.expand")
+@op("mhc.expand", cases=cases.expanded)
 def expand(streams_TSH: Tensor, y_TH: Tensor, post_TS: Tensor, comb_TSS: Tensor) -> Tensor:
     """New streams: R'[b] = post[b] * y + sum over a of comb[a, b] * R[a]. The summed index is comb's first one."""
     mixed_TSH = torch.bmm(comb_TSS.transpose(1, 2), streams_TSH.float())

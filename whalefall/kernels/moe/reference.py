@@ -8,11 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from whalefall.kernels.moe import cases
 from whalefall.kernels.quant.reference import dequantize_mxfp4
 from whalefall.kernels.registry import op
 
 
-@op("moe.gate")
+@op("moe.gate", cases=cases.logits)
 def gate(logits_TE: Tensor, bias_E: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
     """Choose k experts per token by sqrt(softplus(logit)) + bias, and weigh them by the unbiased score.
 
@@ -28,13 +29,13 @@ def gate(logits_TE: Tensor, bias_E: Tensor, k: int, scale: float) -> tuple[Tenso
     return expert_TA, chosen_TA / (chosen_TA.sum(-1, keepdim=True) + 1e-20) * scale
 
 
-@op("moe.clamped_swiglu")
+@op("moe.clamped_swiglu", cases=cases.swiglu)
 def clamped_swiglu(gate_TF: Tensor, up_TF: Tensor, limit: float) -> Tensor:
     """silu(min(gate, limit)) * clamp(up, -limit, limit) in float32, rounded once to the input dtype."""
     return (torch.nn.functional.silu(gate_TF.float().clamp_max(limit)) * up_TF.float().clamp(-limit, limit)).to(gate_TF.dtype)
 
 
-@op("moe.experts_dense")
+@op("moe.experts_dense", cases=cases.dense)
 def experts_dense(x_TH: Tensor, expert_TA: Tensor, weight_TA: Tensor, w13_EFH: Tensor, w2_EHF: Tensor, limit: float) -> Tensor:
     """Weighted sum of the chosen experts' outputs.
 
@@ -47,7 +48,7 @@ def experts_dense(x_TH: Tensor, expert_TA: Tensor, weight_TA: Tensor, w13_EFH: T
     return _over_hit_experts(x_TH, expert_TA, weight_TA, limit, lambda e: (w13_EFH[e], w2_EHF[e]))
 
 
-@op("moe.experts_mxfp4")
+@op("moe.experts_mxfp4", cases=cases.mxfp4)
 def experts_mxfp4(
     x_TH: Tensor,
     expert_TA: Tensor,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whalefall.kernels.quant import cases
 from whalefall.kernels.registry import op
 
 E4M3_MAX = 448.0
@@ -103,7 +104,7 @@ def quantize_mxfp4(w_NK: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).view(torch.int8), byte
 
 
-@op("quant.dequantize_fp8_tile")
+@op("quant.dequantize_fp8_tile", cases=cases.tiles)
 def dequantize_fp8_tile(w_NK: Tensor, scale_nk: Tensor, dtype: torch.dtype) -> Tensor:
     """Values of an FP8 tile matrix.
 
@@ -118,14 +119,14 @@ def dequantize_fp8_tile(w_NK: Tensor, scale_nk: Tensor, dtype: torch.dtype) -> T
     return (w_NK.float() * scale).to(dtype)
 
 
-@op("quant.dequantize_fp8_row")
+@op("quant.dequantize_fp8_row", cases=cases.fp8_rows)
 def dequantize_fp8_row(w_RC: Tensor, scale_Rg: Tensor, dtype: torch.dtype) -> Tensor:
     """Values of FP8 rows [R, C] with one UE8M0 scale per 32 columns."""
     groups = w_RC.float().unflatten(-1, (scale_Rg.shape[-1], -1))
     return (groups * ue8m0_values(scale_Rg)[..., None]).flatten(-2).to(dtype)
 
 
-@op("quant.dequantize_mxfp4")
+@op("quant.dequantize_mxfp4", cases=cases.fp4_rows)
 def dequantize_mxfp4(w_Nk: Tensor, scale_Ng: Tensor, dtype: torch.dtype) -> Tensor:
     """Values [N, K] of an MXFP4 matrix stored as bytes [N, K/2] with one UE8M0 scale per 32 columns."""
     raw = w_Nk.view(torch.uint8)
@@ -133,7 +134,7 @@ def dequantize_mxfp4(w_Nk: Tensor, scale_Ng: Tensor, dtype: torch.dtype) -> Tens
     return (values.unflatten(-1, (scale_Ng.shape[-1], -1)) * ue8m0_values(scale_Ng)[..., None]).flatten(-2).to(dtype)
 
 
-@op("quant.fakequant_mxfp8")
+@op("quant.fakequant_mxfp8", cases=cases.caches)
 def fakequant_mxfp8(x_TD: Tensor) -> Tensor:
     """Round to MXFP8 and back: E4M3 per 32 channels, scale 2**ceil(log2(max(amax, 1e-4) / 448)). Same dtype as x (exact in bfloat16)."""
     groups = x_TD.float().unflatten(-1, (-1, 32))
@@ -141,7 +142,7 @@ def fakequant_mxfp8(x_TD: Tensor) -> Tensor:
     return (round_e4m3(groups / scale) * scale).flatten(-2).to(x_TD.dtype)
 
 
-@op("quant.fakequant_mxfp4")
+@op("quant.fakequant_mxfp4", cases=cases.caches)
 def fakequant_mxfp4(x_TD: Tensor) -> Tensor:
     """Round to MXFP4 and back: E2M1 per 32 channels, scale 2**ceil(log2(max(amax, 6 * 2**-126) / 6))."""
     groups = x_TD.float().unflatten(-1, (-1, 32))
@@ -149,7 +150,7 @@ def fakequant_mxfp4(x_TD: Tensor) -> Tensor:
     return (round_e2m1(groups / scale) * scale).flatten(-2).to(x_TD.dtype)
 
 
-@op("quant.fakequant_nvfp4")
+@op("quant.fakequant_nvfp4", cases=cases.caches)
 def fakequant_nvfp4(x_TD: Tensor) -> Tensor:
     """Round to NVFP4 and back: E2M1 per 16 channels, scale E4M3(clamp(amax / 6, 2**-9, 448))."""
     groups = x_TD.float().unflatten(-1, (-1, 16))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whalefall.kernels.registry import op
+from whalefall.kernels.rope import cases
 
 
 def plain_frequencies(dim: int, base: float) -> Tensor:
@@ -41,7 +42,7 @@ def angles(positions_T: Tensor, frequencies_F: Tensor) -> tuple[Tensor, Tensor]:
     return theta_TF.cos(), theta_TF.sin()
 
 
-@op("rope.rotate")
+@op("rope.rotate", cases=cases.vectors)
 def rotate(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, inverse: bool = False) -> Tensor:
     """Rotate the last 2F dims of x; the leading ones pass through.
 
