@@ -79,6 +79,14 @@ def test_server_that_knows_no_running_usage_is_asked_without(stub: StubServer) -
     assert "continuous_usage_stats" not in stub.bodies[-1]["stream_options"]
 
 
+def test_server_that_is_still_loading_is_waited_for(stub: StubServer) -> None:
+    answers = iter([(503, "loading")])
+    stub.script = lambda body: next(answers, None) or text_events([1])
+    result = CliRunner().invoke(app, ["serve", url(stub), "--num-requests", "1"])
+    assert result.exit_code == 0, result.output
+    assert "1 ok, 0 failed" in result.output
+
+
 def test_failures_make_the_exit_code_one(stub: StubServer) -> None:
     answers = iter([text_events([1])])
     stub.script = lambda body: next(answers, (500, "broken"))

@@ -24,6 +24,9 @@ from whalefall.bench.openai import Ask, Endpoint, Target, list_models, send
 from whalefall.bench.records import Record
 from whalefall.bench.report import spread_table, to_csv, to_json, to_picture, to_table, write_files
 
+READY_TIMEOUT_S = 600
+"""How long a server may go on loading before the first request is given up."""
+
 app = typer.Typer(help="Measure a server, or the engine in this process.", no_args_is_help=True)
 app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
@@ -187,7 +190,7 @@ async def _target(url: str, endpoint: str, model: str | None, api_key: str | Non
     name = model or (await list_models(address, api_key))[0]
     target = Target(address=address, endpoint=endpoint, model=name, api_key=api_key, **options)  # type: ignore[arg-type]
     probe = replace(first, max_tokens=min(first.max_tokens, 2))
-    record = await send(target, probe)
+    record = await _send_when_ready(target, probe)
     for fewer in ({"continuous_usage": False}, {"token_ids": False}, {"ignore_eos": False}):
         if record.is_ok or not (record.error or "").startswith("4"):
             break
@@ -196,6 +199,16 @@ async def _target(url: str, endpoint: str, model: str | None, api_key: str | Non
     if not record.is_ok:
         raise HttpError(f"the first request failed: {record.error}")
     return target
+
+
+async def _send_when_ready(target: Target, probe: Ask) -> Record:
+    """503 means that the model is still loading: ask again, once a second and for `READY_TIMEOUT_S`."""
+    for _ in range(READY_TIMEOUT_S):
+        record = await send(target, probe)
+        if not (record.error or "").startswith("503"):
+            break
+        await asyncio.sleep(1)
+    return record
 
 
 def _reached(url: str, run: Any) -> Any:
