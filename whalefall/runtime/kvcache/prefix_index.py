@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which published block holds which tokens: content keys, and the tree of blocks that have one. Pure; the caller is the cache manager.
+
+A block's key is a 16-byte digest over the key of the block before it and its own token ids. The chain starts at a root that stands for
+everything else that decides the content: model, layout of the block, tenant's salt, adapter. So equal keys mean equal prefixes, and one
+key is enough to name a block in another process, on disk or on another machine.
+
+    root ──► key 0 ──► key 1 ──► key 2          a node per published block; whoever holds a node holds all before it
+                            └──► key 2'
+
+Published blocks never change. A node that nobody holds stays, idle, until its memory is wanted: the longest idle goes first, and of one
+sequence the last block before the one in front of it, because a block without its parent can never be found.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+
+
+def root_key(*, fingerprint: str, layout: str, salt: str = "", adapter: str = "") -> bytes:
+    """The key that a chain starts from.
+
+    Args:
+        fingerprint: names the weights; other weights, other keys.
+        layout: names how a block's bytes are laid out and computed (block size, dtypes, rounding, replay mode).
+        salt: separates tenants: nobody hits what was computed under another salt.
+        adapter: names what modifies the weights for this request; "" for none.
+    """
+    digest = blake2b(digest_size=KEY_BYTES, person=b"whalefall.kv.1")
+    for part in (fingerprint, layout, salt, adapter):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)  # with lengths: "ab", "c" is not "a", "bc"
+    return digest.digest()
+
+
+def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a full block from the key before it and its ids; ids count as unsigned 32-bit, little endian."""
+    ids = array("I", token_ids)
+    return blake2b(parent + ids.tobytes(), digest_size=KEY_BYTES).digest()
+
+
+class KeyChain:
+    """The keys of one sequence's full blocks, each computed once, when its tokens are known."""
+
+    __slots__ = ("block_tokens", "keys", "root")
+
+    def __init__(self, root: bytes, block_tokens: int, token_ids: Sequence[int] = ()) -> None:
+        self.root = root
+        self.block_tokens = block_tokens
+        self.keys: list[bytes] = []
+        """Of the full blocks so far, in order."""
+        self.extend(token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in the sequence as it is now, from its first token: adds the keys of blocks that have become full."""
+        size = self.block_tokens
+        for first in range(len(self.keys) * size, len(token_ids) - size + 1, size):
+            self.keys.append(block_key(self.keys[-1] if self.keys else self.root, token_ids[first : first + size]))
+
+    def parent_of(self, logical: int) -> bytes | None:
+        """The key before that of a logical block; None before the first."""
+        return self.keys[logical - 1] if logical else None
+
+
+class Node:
+    """A published block."""
+
+    __slots__ = ("block_id", "is_listed", "key", "num_children", "num_holders", "parent")
+
+    def __init__(self, key: bytes, block_id: int, parent: Node | None) -> None:
+        self.key = key
+        self.block_id = block_id
+        self.parent = parent
+        self.num_children = 0
+        self.num_holders = 0
+        """Reservations that hold it. Whoever holds a node holds its parent, so this never grows towards the leaves."""
+        self.is_listed = True
+        """False after a reset: it can no longer be found, and its block is free when its last holder leaves."""
+
+
+class PrefixIndex:
+    def __init__(self) -> None:
+        self._nodes: dict[bytes, Node] = {}
+        # Idle nodes, longest idle first. Nodes of one sequence become idle last block first, and a child never has more holders than
+        # its parent: so no parent ever stands before its child, and the front is always a leaf.
+        self._idle: OrderedDict[Node, None] = OrderedDict()
+        self.epoch = 0
+        """Number of resets so far. What was begun in an earlier epoch must not be published."""
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that nobody holds: as good as free."""
+        return len(self._idle)
+
+    def find(self, key: bytes) -> Node | None:
+        return self._nodes.get(key)
+
+    def match(self, keys: Sequence[bytes], limit: int) -> list[Node]:
+        """The published blocks of the longest known prefix, at most `limit` of them. Changes nothing."""
+        nodes = []
+        get = self._nodes.get
+        for key in keys[:limit]:
+            node = get(key)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
+    def hold(self, nodes: Iterable[Node]) -> None:
+        """One more holder for each; they are no longer idle."""
+        for node in nodes:
+            if node.num_holders == 0:
+                self._idle.pop(node, None)
+            node.num_holders += 1
+
+    def let_go(self, nodes: Sequence[Node]) -> list[int]:
+        """One holder less for each of a sequence's nodes, given in order; the blocks that are free now because a reset came between."""
+        freed = []
+        for node in reversed(nodes):
+            node.num_holders -= 1
+            assert node.num_holders >= 0, f"block {node.block_id} is let go more often than held"
+            if node.num_holders:
+                continue
+            if node.is_listed:
+                self._idle[node] = None
+            else:
+                freed.append(node.block_id)
+        return freed
+
+    def publish(self, key: bytes, block_id: int, parent: Node | None) -> Node:
+        """Make a block findable; it has no holder yet. The key must be new and the parent findable."""
+        assert key not in self._nodes, f"block {block_id}: its key is published already"
+        assert parent is None or parent.is_listed, f"block {block_id}: its parent can no longer be found"
+        node = self._nodes[key] = Node(key, block_id, parent)
+        self._idle[node] = None
+        if parent is not None:
+            parent.num_children += 1
+        return node
+
+    def evict(self) -> Node:
+        """Forget the block that has been idle longest; its memory is the caller's."""
+        node, _ = self._idle.popitem(last=False)
+        assert node.num_children == 0, f"block {node.block_id} would leave children that nobody could find"
+        del self._nodes[node.key]
+        node.is_listed = False
+        if node.parent is not None:
+            node.parent.num_children -= 1
+        return node
+
+    def reset(self) -> list[int]:
+        """Forget everything; the blocks of idle nodes, which are free now. Those that are held become free when they are let go."""
+        self.epoch += 1
+        freed = [node.block_id for node in self._idle]
+        for node in self._nodes.values():
+            node.is_listed = False
+        self._nodes.clear()
+        self._idle.clear()
+        return freed
+
+    def check(self) -> None:
+        """Assert the tree, the counts and the order of eviction."""
+        children: dict[Node, int] = {}
+        for key, node in self._nodes.items():
+            assert node.key == key and node.is_listed
+            assert (node.num_holders == 0) == (node in self._idle), f"block {node.block_id}: idle and held, or neither"
+            if node.parent is not None:
+                assert self._nodes.get(node.parent.key) is node.parent, f"block {node.block_id} has lost its parent"
+                assert node.parent.num_holders >= node.num_holders, (
+                    f"block {node.block_id} is held by somebody who does not hold its parent"
+                )
+                children[node.parent] = children.get(node.parent, 0) + 1
+        assert all(node.num_children == children.get(node, 0) for node in self), "children are miscounted"
+        assert all(node.is_listed for node in self._idle), "a forgotten block is idle"
+        seen: set[Node] = set()
+        for node in self._idle:
+            seen.add(node)
+            assert node.parent is None or node.parent not in seen, f"block {node.block_id} would be evicted after its parent"
