@@ -18,8 +18,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from sys import byteorder
 
 KEY_BYTES = 16
+_ID_BYTES = 4
+assert array("I").itemsize == _ID_BYTES and byteorder == "little", "keys are shared between machines: ids must have one form everywhere"
 
 
 def root_key(*, fingerprint: str, layout: str, salt: str = "", adapter: str = "") -> bytes:
@@ -59,8 +62,15 @@ class KeyChain:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in the sequence as it is now, from its first token: adds the keys of blocks that have become full."""
         size = self.block_tokens
-        for first in range(len(self.keys) * size, len(token_ids) - size + 1, size):
-            self.keys.append(block_key(self.keys[-1] if self.keys else self.root, token_ids[first : first + size]))
+        first = len(self.keys) * size
+        end = len(token_ids) // size * size
+        if first >= end:
+            return
+        ids = array("I", token_ids[first:end]).tobytes()  # in one piece: converting costs more than hashing
+        key, block_bytes = self.keys[-1] if self.keys else self.root, size * _ID_BYTES
+        for at in range(0, len(ids), block_bytes):
+            key = blake2b(key + ids[at : at + block_bytes], digest_size=KEY_BYTES).digest()
+            self.keys.append(key)
 
     def parent_of(self, logical: int) -> bytes | None:
         """The key before that of a logical block; None before the first."""
@@ -176,9 +186,7 @@ class PrefixIndex:
             assert (node.num_holders == 0) == (node in self._idle), f"block {node.block_id}: idle and held, or neither"
             if node.parent is not None:
                 assert self._nodes.get(node.parent.key) is node.parent, f"block {node.block_id} has lost its parent"
-                assert node.parent.num_holders >= node.num_holders, (
-                    f"block {node.block_id} is held by somebody who does not hold its parent"
-                )
+                assert node.parent.num_holders >= node.num_holders, f"block {node.block_id} has a holder that does not hold its parent"
                 children[node.parent] = children.get(node.parent, 0) + 1
         assert all(node.num_children == children.get(node, 0) for node in self), "children are miscounted"
         assert all(node.is_listed for node in self._idle), "a forgotten block is idle"
