@@ -39,7 +39,7 @@ def sparse_mqa(
     keys = window_index_TW.shape[1] + (main_index_TK.shape[1] if main_index_TK is not None else 0)
     tile = max(1, _TILE_BYTES // max(1, keys * q_TND.shape[2] * q_TND.element_size()))
     parts = []
-    for begin in range(0, q_TND.shape[0], tile):
+    for begin in range(0, max(1, q_TND.shape[0]), tile):  # without tokens one empty tile gives the shape
         rows = slice(begin, begin + tile)
         kv, index = _gather(window_kv_MD, window_index_TW[rows])
         if main_kv_CD is not None and main_index_TK is not None:

@@ -45,7 +45,7 @@ def gather_fp8(table_RC: Tensor, scale_Rg: Tensor, rows_TJ: Tensor, dtype: torch
     """As `gather_dense` for FP8 rows with one UE8M0 scale per 32 columns; only the gathered rows are dequantised."""
     # Indexing bytes: not every device and torch version gathers float8.
     picked = table_RC.view(torch.uint8)[rows_TJ].view(torch.float8_e4m3fn)
-    return dequantize_fp8_row(picked.flatten(0, 1), scale_Rg[rows_TJ].flatten(0, 1), dtype).view(rows_TJ.shape[0], -1)
+    return dequantize_fp8_row(picked.flatten(0, 1), scale_Rg[rows_TJ].flatten(0, 1), dtype).unflatten(0, rows_TJ.shape).flatten(1)
 
 
 @op("engram.inject", cases=cases.gated)

@@ -46,7 +46,7 @@ def select(
     lists = []
     for rows, score_tC in _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible):
         lists.append((rows, top_entries(score_tC, num_visible_T[rows], k)))
-    return _assemble(lists, request_T.shape[0])
+    return _assemble(lists, request_T, k)
 
 
 @op("indexer.select_with_candidates", cases=cases.with_candidates)
@@ -83,7 +83,7 @@ def select_with_candidates(
         visible = num_visible_blocks_T[rows]
         is_last = torch.arange(max_blocks, device=visible.device) == (visible - 1)[:, None]
         candidates.append((rows, top_entries(block_score.masked_fill(is_last, torch.inf), visible, num_blocks)))
-    return _assemble(lists, request_T.shape[0]), _assemble(candidates, request_T.shape[0])
+    return _assemble(lists, request_T, k), _assemble(candidates, request_T, num_blocks)
 
 
 @op("indexer.select_within", cases=cases.within)
@@ -113,7 +113,7 @@ def select_within(
         allowed.scatter_(1, torch.where(candidates_TM[rows] < 0, blocks, candidates_TM[rows]), True)
         entry_allowed = allowed[:, :blocks].repeat_interleave(block_size, dim=1)[:, :max_visible]
         lists.append((rows, top_entries(score_tC.masked_fill(~entry_allowed, -torch.inf), num_visible_T[rows], k)))
-    return _assemble(lists, request_T.shape[0])
+    return _assemble(lists, request_T, k)
 
 
 def all_visible(num_visible_T: Tensor, max_visible: int) -> Tensor:
@@ -184,8 +184,8 @@ def _score_tiles(
             yield part, torch.nn.functional.pad(summed, (0, max_visible - summed.shape[1]), value=-torch.inf)
 
 
-def _assemble(lists: list[tuple[Tensor, Tensor]], num_rows: int) -> Tensor:
-    out = lists[0][1].new_empty(num_rows, lists[0][1].shape[1])
+def _assemble(lists: list[tuple[Tensor, Tensor]], request_T: Tensor, width: int) -> Tensor:
+    out = request_T.new_empty(request_T.shape[0], width)
     for rows, values in lists:
         out[rows] = values
     return out
