@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from whalefall.cli.doctor.run import DEFAULT_PORT, run_doctor
+from whalefall.cli.doctor.report import print_report, to_json
+from whalefall.cli.doctor.run import DEFAULT_PORT, look_around
 
 
 def main() -> int:
@@ -16,7 +17,12 @@ def main() -> int:
     parser.add_argument("--no-gpu", action="store_true", help="no GPU is expected here")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     args = parser.parse_args()
-    return run_doctor(as_json=args.as_json, strict=args.strict, expect_gpu=not args.no_gpu, port=args.port)
+    report = look_around(expect_gpu=not args.no_gpu, port=args.port)
+    if args.as_json:
+        print(to_json(report, args.strict))
+    else:
+        print_report(report, args.strict)
+    return report.exit_code(args.strict)
 
 
 if __name__ == "__main__":
