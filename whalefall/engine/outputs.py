@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from whalefall.core.request import FinishReason, TokenLogprobs
 from whalefall.text.tokenizer import Tokenizer
@@ -38,24 +39,32 @@ class VocabLogprobs(Mapping[int, Logprob]):
         self._tokenizer = tokenizer
         self.values_V = position.top_logprobs
         """float32 log-probabilities in id order."""
+        self._ranks_V: npt.NDArray[np.int64] | None = None
 
     def __getitem__(self, token_id: int) -> Logprob:
         if not 0 <= token_id < len(self.values_V):
             raise KeyError(token_id)
-        value = self.values_V[token_id]
-        # Equal values rank by id, as greedy decoding breaks ties; +1 because ranks begin at 1.
-        rank = 1 + int(np.count_nonzero(self.values_V > value)) + int(np.count_nonzero(self.values_V[:token_id] == value))
-        return Logprob(float(value), rank, self._tokenizer.token_text(token_id))
+        return Logprob(float(self.values_V[token_id]), int(self._ranks()[token_id]), self._tokenizer.token_text(token_id))
 
     def __iter__(self) -> Iterator[int]:
         chosen = self._position.token_id
         yield chosen
-        for token_id in np.argsort(-self.values_V, kind="stable").tolist():
+        for token_id in self._by_likelihood().tolist():
             if token_id != chosen:
                 yield token_id
 
     def __len__(self) -> int:
         return len(self.values_V)
+
+    def _by_likelihood(self) -> npt.NDArray[np.int64]:
+        """Ids, likeliest first; equal values by id, as greedy decoding breaks ties."""
+        return np.argsort(-self.values_V, kind="stable")
+
+    def _ranks(self) -> npt.NDArray[np.int64]:
+        if self._ranks_V is None:
+            self._ranks_V = np.empty(len(self.values_V), dtype=np.int64)
+            self._ranks_V[self._by_likelihood()] = np.arange(1, len(self.values_V) + 1)
+        return self._ranks_V
 
 
 def position_logprobs(position: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:

@@ -34,7 +34,7 @@ def sparse_mqa(
         sink_N: float32 logit per head that takes part in the softmax and has no value; not scaled.
         scale: multiplies q . k.
     Returns:
-        [T, N, D] in q's dtype; products in q's dtype accumulated in float32, softmax in float32. A token with no key at all gives zeros.
+        [T, N, D] in q's dtype; products, softmax and sums in float32, rounded once at the end. A token with no key at all gives zeros.
     """
     keys = window_index_TW.shape[1] + (main_index_TK.shape[1] if main_index_TK is not None else 0)
     tile = max(1, _TILE_BYTES // max(1, keys * q_TND.shape[2] * q_TND.element_size()))
@@ -55,13 +55,14 @@ def _gather(kv_MD: Tensor, index_TK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _attend(q_TND: Tensor, kv_TKD: Tensor, index_TK: Tensor, sink_N: Tensor, scale: float) -> Tensor:
-    kv_TKD = kv_TKD.to(q_TND.dtype)
+    # A logit rounded to bfloat16 would be off by 1 in 256: products stay float32 to the end.
+    kv_TKD = kv_TKD.float()
     absent_T1K = (index_TK < 0)[:, None]
-    logit_TNK = (torch.bmm(q_TND, kv_TKD.transpose(1, 2)).float() * scale).masked_fill(absent_T1K, -torch.inf)
+    logit_TNK = (torch.bmm(q_TND.float(), kv_TKD.transpose(1, 2)) * scale).masked_fill(absent_T1K, -torch.inf)
     sink_1N1 = sink_N[None, :, None]
     top_TN1 = torch.maximum(logit_TNK.amax(-1, keepdim=True), sink_1N1)
     weight_TNK = torch.exp(logit_TNK - top_TN1)
     total_TN1 = weight_TNK.sum(-1, keepdim=True) + torch.exp(sink_1N1 - top_TN1)
     # An absent row may hold anything, also NaN: zero it, because 0 * NaN is NaN.
     kv_TKD = kv_TKD.masked_fill(absent_T1K.transpose(1, 2), 0)
-    return torch.bmm((weight_TNK / total_TN1).to(kv_TKD.dtype), kv_TKD)
+    return torch.bmm(weight_TNK / total_TN1, kv_TKD).to(q_TND.dtype)

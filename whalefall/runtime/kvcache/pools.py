@@ -7,13 +7,15 @@ to the byte of what the spec says. Slots and blocks are cleaned here, because th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from whalefall.core.batch import CacheTensors
-from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.cache_spec import DTYPE_BYTES, CacheSpec
 
 EMPTY_TAG = -1
 """Tag of a ring row that holds nothing."""
@@ -29,6 +31,10 @@ def allocate(spec: CacheSpec, num_blocks: int, num_slots: int, device: torch.dev
     assert num_blocks >= 1 and num_slots >= 1, f"{num_blocks} blocks and {num_slots} slots: both must be at least 1"
 
     def zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+        if device.type == "cpu":
+            # The system's zero pages: memory is touched when a block is first used, not at start.
+            count = math.prod(shape) * DTYPE_BYTES[dtype]
+            return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(getattr(torch, dtype)).view(shape)
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
 
     cache = CacheTensors(

@@ -8,7 +8,7 @@ gathered there from the slot tables. No Python per token. Its caller is the work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -85,22 +85,28 @@ class BatchBuilder:
             host["decoder_rows"] = np.arange(decoder.num_B.sum()) + np.repeat(
                 encoder.first_row_B + decoder_first_B - start_B - decoder.first_row_B, decoder.num_B
             )
+        host["decoder_window_start"] = decoder_start_B
         host |= {"slot": slot_B, "context": end_B, "logit_rows": logit_rows_L}
         on_device = _send(host, self._tables.token_ids.device)
         encoder_rows = _row_set(on_device, "encoder", num_B)
         max_context = int(end_B.max())
-        return self._gather(
-            on_device, encoder_rows, _row_set(on_device, "decoder", decoder.num_B) if is_split else None, max_context
-        ), wanted
+        if is_split:
+            decoder_rows = _row_set(on_device, "decoder", decoder.num_B)
+        elif (decoder_start_B == window_start_B).all():
+            decoder_rows = encoder_rows
+        else:
+            # The same rows, but their decoder windows begin where the tail of the prompt began.
+            decoder_rows = replace(encoder_rows, window_start_B=on_device["decoder_window_start"])
+        return self._gather(on_device, encoder_rows, decoder_rows, max_context), wanted
 
-    def _gather(self, on_device: dict[str, Tensor], encoder: RowSet, decoder: RowSet | None, max_context: int) -> ForwardBatch:
+    def _gather(self, on_device: dict[str, Tensor], encoder: RowSet, decoder: RowSet, max_context: int) -> ForwardBatch:
         slot_B = on_device["slot"]
         num_blocks = -(-max_context // self._block_tokens)
         return ForwardBatch(
             input_ids_T=self._tables.token_ids[slot_B[encoder.request_T], encoder.positions_T].long(),
             history_BH=self._history(slot_B, encoder.start_B),
             encoder=encoder,
-            decoder=encoder if decoder is None else decoder,
+            decoder=decoder,
             decoder_rows_D=on_device.get("decoder_rows"),
             slot_B=slot_B,
             block_table_BP=self._tables.block_ids[slot_B, :num_blocks].long(),
