@@ -25,10 +25,11 @@ def gathered() -> Iterator[tuple[Any, ...]]:
         ):
             yield _arguments(t, n, d, rows, window, k, dtype)
         q_TND, window_kv_MD, _, main_kv_CD, _, sink_N, scale = _arguments(4, 2, 16, 12, 4, 6, dtype)
+        first_TW = torch.arange(1, 5).expand(4, 4)
         none_TW, none_TK = torch.full((4, 4), -1), torch.full((4, 6), -1)
         yield q_TND, window_kv_MD, none_TW, main_kv_CD, none_TK, sink_N, scale  # no key at all
-        yield 30 * q_TND, window_kv_MD, torch.arange(4).expand(4, 4), main_kv_CD, none_TK, sink_N, scale  # large logits
-        yield q_TND, window_kv_MD, torch.arange(4).expand(4, 4), main_kv_CD, none_TK, 40 * sink_N, scale  # sinks that take all or nothing
+        yield 30 * q_TND, window_kv_MD, first_TW, main_kv_CD, none_TK, sink_N, scale  # large logits
+        yield q_TND, window_kv_MD, first_TW, main_kv_CD, none_TK, 40 * sink_N, scale  # sinks that take all or nothing
 
 
 def _arguments(t: int, n: int, d: int, rows: int, window: int, k: int | None, dtype: torch.dtype) -> tuple[Any, ...]:
