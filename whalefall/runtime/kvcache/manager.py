@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which blocks and state slots. Bookkeeping only: no tensors, no time, no requests by name; the scheduler is the caller.
+"""Who owns which blocks and state slots, and which blocks are remembered. Bookkeeping only: no tensors, no time, no requests by name;
+the scheduler is the caller.
 
 A running request holds one `Reservation`: a state slot and a block table that grows. Given back, it is either free at once or *retires*:
 a step that was already launched may still read and write it, so it becomes free when that step is done and not before.
+
+             reserve, extend                     publish                        release
+    free ───────────────────► private to one ───────────────► published, held ─────────► published, idle
+      ▲                             │ release                                                 │ when memory is wanted
+      └─────────────────────────────┴─────────────────────────────────────────────────────────┘
+
+A block is published when the tokens that the host knows have passed its end; from then on nobody writes it. Idle blocks count as free:
+they are found until their memory is wanted. Two requests that compute the same block at the same time: the first to publish is found by
+others, the second keeps its own copy until it ends, and holds the published one too, so that what it publishes behind it stays reachable.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whalefall.core.errors import ConfigError
 from whalefall.runtime.kvcache.block_pool import BlockPool
+from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
+from whalefall.runtime.kvcache.prefix_index import KeyChain, Node, PrefixIndex, root_key
 
 
 @dataclass(eq=False, slots=True)
@@ -23,20 +36,48 @@ class Reservation:
     """Physical blocks in logical order. Read only outside this file."""
     num_tokens: int = 0
     """Positions below this have a block."""
+    nodes: list[Node] = field(default_factory=list)
+    """Published blocks of the first part of the table, held. Where its block differs from the table's, the table has a copy of its own."""
+    epoch: int = 0
+    """Of the index when this was reserved; after a reset nothing more is published."""
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Since start. Tokens of a request count at its first entry; entries after a preemption have counters of their own."""
+
+    query_tokens: int = 0
+    """Prompt tokens looked up."""
+    hit_tokens: int = 0
+    """Those among them in adopted blocks."""
+    readmitted_hit_tokens: int = 0
+    """Tokens in blocks that preempted requests found again."""
+    replayed_tokens: int = 0
+    """Rows computed again over adopted blocks, to refill windows."""
+    stored_blocks: int = 0
+    evicted_blocks: int = 0
+    """Whose memory was wanted."""
+    duplicate_blocks: int = 0
+    """Computed though another request had published the same just before."""
+    num_resets: int = 0
 
 
 class CacheManager:
-    def __init__(self, num_blocks: int, block_tokens: int, num_slots: int) -> None:
-        """num_blocks counts the null block, which is never handed out; slots are 0..num_slots-1."""
+    def __init__(self, num_blocks: int, block_tokens: int, num_slots: int, *, fingerprint: str = "", layout: str = "") -> None:
+        """num_blocks counts the null block, which is never handed out; slots are 0..num_slots-1. fingerprint, layout: see `root_key`."""
         _check_sizes(num_blocks, block_tokens, num_slots)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.num_slots = num_slots
+        self.index = PrefixIndex()
+        self.counters = CacheCounters()
+        self.events: list[CacheEvent] | None = None
+        """Set to a list to have every change noted there; the reader empties it."""
+        self._fingerprint, self._layout = fingerprint, layout
         self._pool = BlockPool(num_blocks)
         self._free_slots = list(range(num_slots - 1, -1, -1))  # a stack with slot 0 on top: low slots stay busy, high ones stay cold
         self._held: set[Reservation] = set()
         self._retiring: deque[tuple[int, Reservation]] = deque()  # by step; steps are launched in order, so a queue is enough
-        self._num_retiring_blocks = 0
 
     @property
     def capacity_tokens(self) -> int:
@@ -49,7 +90,13 @@ class CacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        """Blocks that can be had now, those of idle prefixes among them."""
+        return self._pool.num_free + self.index.num_idle
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that a hit can find."""
+        return len(self.index)
 
     @property
     def num_free_slots(self) -> int:
@@ -58,22 +105,42 @@ class CacheManager:
     @property
     def num_retiring_blocks(self) -> int:
         """Blocks that become free once the launched steps are done."""
-        return self._num_retiring_blocks
+        if not self._retiring:
+            return 0
+        leaving = Counter(node for _, reservation in self._retiring for node in reservation.nodes)
+        shared = sum(count == node.num_holders for node, count in leaving.items())
+        return shared + sum(len(_private_blocks(reservation)) for _, reservation in self._retiring)
 
     @property
     def is_pristine(self) -> bool:
-        """Everything is free, as at the start."""
-        return self._pool.num_free == self._pool.num_usable and len(self._free_slots) == self.num_slots
+        """Everything is free, as at the start, but for what is remembered."""
+        return self.num_free_blocks == self._pool.num_usable and len(self._free_slots) == self.num_slots
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
-    def reserve(self, num_tokens: int) -> Reservation | None:
-        """A slot and blocks for positions [0, num_tokens), or None (and no change) when there are not enough."""
-        if not self._free_slots or self.blocks_for(num_tokens) > self._pool.num_free:
+    def chain(self, token_ids: Sequence[int], *, salt: str = "", adapter: str = "") -> KeyChain:
+        """The keys of a sequence in this cache."""
+        root = root_key(fingerprint=self._fingerprint, layout=self._layout, salt=salt, adapter=adapter)
+        return KeyChain(root, self.block_tokens, token_ids)
+
+    def match(self, chain: KeyChain, num_known: int) -> list[Node]:
+        """The published blocks of the longest known prefix of a request with `num_known` tokens; at least one token is left to compute."""
+        return self.index.match(chain.keys, (num_known - 1) // self.block_tokens)
+
+    def num_wanted(self, num_tokens: int, hit: Sequence[Node] = ()) -> int:
+        """By how much `num_free_blocks` would fall if positions [0, num_tokens) were reserved on top of a hit."""
+        return self.blocks_for(num_tokens) - len(hit) + sum(node.num_holders == 0 for node in hit)
+
+    def reserve(self, num_tokens: int, hit: Sequence[Node] = ()) -> Reservation | None:
+        """A slot and blocks for positions [0, num_tokens), the first of them adopted; None (and no change) when there are not enough."""
+        if not self._free_slots or self.num_wanted(num_tokens, hit) > self.num_free_blocks:
             return None
-        reservation = Reservation(self._free_slots.pop())
+        reservation = Reservation(self._free_slots.pop(), epoch=self.index.epoch)
         self._held.add(reservation)
+        self.index.hold(hit)  # before blocks are taken: they must not be evicted for their own tail
+        reservation.nodes.extend(hit)
+        reservation.block_ids.extend(node.block_id for node in hit)
         self.extend(reservation, num_tokens)
         return reservation
 
@@ -81,14 +148,56 @@ class CacheManager:
         """Append blocks until positions [0, num_tokens) are covered; the new ones, or None (and no change) when there are not enough."""
         assert reservation in self._held, f"slot {reservation.slot}: extended after it was given back"
         count = self.blocks_for(num_tokens) - len(reservation.block_ids)
-        if count <= 0:
-            return ()
-        if count > self._pool.num_free:
+        if count > self.num_free_blocks:
             return None
-        new_ids = self._pool.allocate(count)
+        new_ids = self._take(count) if count > 0 else ()
         reservation.block_ids.extend(new_ids)
         reservation.num_tokens = len(reservation.block_ids) * self.block_tokens
         return new_ids
+
+    def publish(self, reservation: Reservation, chain: KeyChain, token_ids: Sequence[int], num_tokens: int) -> list[Node]:
+        """Make findable what is complete: the blocks of positions [0, num_tokens), whose tokens are final and whose steps are done.
+
+        Args:
+            chain: of the request; brought up to date here.
+            token_ids: its known ids.
+        Returns:
+            The nodes that are new in the index, in order.
+        """
+        first, end = len(reservation.nodes), num_tokens // self.block_tokens
+        if first >= end or reservation.epoch != self.index.epoch:
+            return []
+        if reservation.nodes and not reservation.nodes[-1].is_listed:
+            return []  # it was forgotten: nobody could find what follows
+        chain.extend(token_ids)
+        fresh: list[Node] = []
+        for logical in range(first, end):
+            parent = reservation.nodes[-1] if reservation.nodes else None
+            node = self.index.find(chain.keys[logical])
+            if node is None:
+                node = self.index.publish(chain.keys[logical], reservation.block_ids[logical], parent)
+                fresh.append(node)
+            else:
+                self.counters.duplicate_blocks += 1
+                self._note_stored(fresh, reservation, token_ids)
+            self.index.hold((node,))
+            reservation.nodes.append(node)
+        self.counters.stored_blocks += len(fresh)
+        self._note_stored(fresh, reservation, token_ids)
+        return fresh
+
+    def forget(self, reservation: Reservation) -> None:
+        """Let nobody else find what this request used or wrote: it is under suspicion."""
+        nodes, freed = self.index.forget(reservation.nodes)
+        self._pool.release(freed)
+        self._note_removed(nodes)
+
+    def reset(self) -> None:
+        """Forget every prefix. Running requests keep their blocks, and what they go on to compute is not published."""
+        self._pool.release(self.index.reset())
+        self.counters.num_resets += 1
+        if self.events is not None:
+            self.events.append(AllBlocksCleared())
 
     def release(self, reservation: Reservation, after_step: int | None = None) -> None:
         """Give everything back: at once, or when `after_step` (the newest launched step that names it) is done."""
@@ -102,32 +211,67 @@ class CacheManager:
         while at and self._retiring[at - 1][0] > after_step:
             at -= 1
         self._retiring.insert(at, (after_step, reservation))
-        self._num_retiring_blocks += len(reservation.block_ids)
 
     def step_done(self, step_id: int) -> None:
         """Steps up to `step_id` have run to their end: what retired on them is free now."""
         while self._retiring and self._retiring[0][0] <= step_id:
             _, reservation = self._retiring.popleft()
-            self._num_retiring_blocks -= len(reservation.block_ids)
             self._free(reservation)
 
     def check(self) -> None:
-        """Assert that every block and slot has exactly one place: free, held or retiring."""
+        """Assert that every block and slot has exactly one place: free, private to one reservation, or published; and who holds what."""
         self._pool.check()
+        self.index.check()
         reservations = [*self._held, *(reservation for _, reservation in self._retiring)]
-        block_ids = [block_id for reservation in reservations for block_id in reservation.block_ids]
+        holders = Counter(node for reservation in reservations for node in reservation.nodes)
+        nodes = {*self.index, *holders}
+        owned = [node.block_id for node in nodes] + [b for reservation in reservations for b in _private_blocks(reservation)]
         slots = [reservation.slot for reservation in reservations]
-        assert len(set(block_ids)) == len(block_ids), "a block has two owners"
-        assert not any(self._pool.is_free(block_id) for block_id in block_ids), "a block is owned and free"
-        assert len(block_ids) + self._pool.num_free == self._pool.num_usable, "blocks are lost"
+        assert len(set(owned)) == len(owned), "a block has two owners"
+        assert not any(self._pool.is_free(block_id) for block_id in owned), "a block is owned and free"
+        assert len(owned) + self._pool.num_free == self._pool.num_usable, "blocks are lost"
+        assert all(holders[node] <= node.num_holders for node in nodes), "a holder is not counted"
         assert sorted([*slots, *self._free_slots]) == list(range(self.num_slots)), "slots are lost or owned twice"
         assert all(r.num_tokens == len(r.block_ids) * self.block_tokens for r in reservations), "a reservation miscounts its tokens"
-        assert self._num_retiring_blocks == sum(len(r.block_ids) for _, r in self._retiring), "retiring blocks are miscounted"
+        assert all(len(r.nodes) <= len(r.block_ids) for r in reservations), "a reservation holds more than its table"
         assert [step for step, _ in self._retiring] == sorted(step for step, _ in self._retiring), "retiring queue is out of order"
 
+    def _take(self, count: int) -> tuple[int, ...]:
+        """Blocks that nobody remembers first; then the memory of the longest idle prefixes."""
+        evicted = [self.index.evict() for _ in range(count - self._pool.num_free)]
+        self._pool.release(node.block_id for node in evicted)
+        self.counters.evicted_blocks += len(evicted)
+        self._note_removed(evicted)
+        return self._pool.allocate(count)
+
     def _free(self, reservation: Reservation) -> None:
-        self._pool.release(reservation.block_ids)
+        # Back to front: a table's last blocks are idle longest, and are overwritten before those that lead to them.
+        self._pool.release(_private_blocks(reservation))
+        self._pool.release(self.index.let_go(reservation.nodes))
         self._free_slots.append(reservation.slot)
+
+    def _note_stored(self, fresh: Sequence[Node], reservation: Reservation, token_ids: Sequence[int]) -> None:
+        """Note the newest run of nodes: those of `fresh` that stand at the end of the reservation's nodes."""
+        if self.events is None or not fresh or reservation.nodes[-1] is not fresh[-1]:
+            return
+        end, run = len(reservation.nodes), 1
+        while run < len(fresh) and reservation.nodes[end - run - 1] is fresh[-run - 1]:
+            run += 1
+        first, parent = end - run, fresh[-run].parent
+        ids = tuple(token_ids[first * self.block_tokens : end * self.block_tokens])
+        keys = tuple(node.key for node in fresh[-run:])
+        self.events.append(BlocksStored(keys=keys, parent_key=None if parent is None else parent.key, token_ids=ids))
+
+    def _note_removed(self, nodes: Sequence[Node]) -> None:
+        if self.events is not None and nodes:
+            self.events.append(BlocksRemoved(tuple(node.key for node in nodes)))
+
+
+def _private_blocks(reservation: Reservation) -> list[int]:
+    """Blocks of the table that nobody else can know."""
+    nodes, block_ids = reservation.nodes, reservation.block_ids
+    copies = [block_id for node, block_id in zip(nodes, block_ids) if node.block_id != block_id]
+    return copies + block_ids[len(nodes) :]
 
 
 def _check_sizes(num_blocks: int, block_tokens: int, num_slots: int) -> None:

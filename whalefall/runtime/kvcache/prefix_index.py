@@ -168,6 +168,33 @@ class PrefixIndex:
             node.parent.num_children -= 1
         return node
 
+    def path_to(self, node: Node) -> list[Node]:
+        """The nodes from the start of its sequence to `node`: what to hold so that it stays."""
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        return path[::-1]
+
+    def forget(self, nodes: Iterable[Node]) -> tuple[list[Node], list[int]]:
+        """Make these and all that follow them unfindable; what was forgotten, and the blocks that are free now because they were idle."""
+        doomed = {node for node in nodes if node.is_listed}
+        if not doomed:
+            return [], []
+        # A parent is published before its children, and the dictionary keeps that order: one pass finds every descendant.
+        for node in self:
+            if node.parent in doomed:
+                doomed.add(node)
+        freed = []
+        for node in doomed:
+            del self._nodes[node.key]
+            node.is_listed = False
+            if node.parent is not None:
+                node.parent.num_children -= 1
+            if node.num_holders == 0:
+                del self._idle[node]
+                freed.append(node.block_id)
+        return list(doomed), freed
+
     def reset(self) -> list[int]:
         """Forget everything; the blocks of idle nodes, which are free now. Those that are held become free when they are let go."""
         self.epoch += 1
