@@ -141,5 +141,7 @@ def machine() -> Callable[..., Machine]:
         cache_path="/data/cache",
         port=8000,
         port_problem=None,
+        c_compiler="gcc",
+        has_python_headers=True,
     )
     return lambda **facts: replace(healthy, **facts)

@@ -311,3 +311,26 @@ def test_scarce_machine_warns_by_name(site, machine: MakeMachine) -> None:
     warned = {r.subject for r in report.rows if r.status is Status.WARN}
     assert warned == {"host memory", "lockable memory", "disk", "kernel cache", "port"}
     assert all(r.fix for r in report.rows if r.status is Status.WARN)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [({"c_compiler": None}, "no C compiler"), ({"has_python_headers": False}, "no Python.h")],
+    ids=["compiler", "headers"],
+)
+def test_what_triton_compiles_with_is_asked_for_only_in_a_cuda_environment(site, machine: MakeMachine, facts, words: str) -> None:
+    found = row(examine(site.cuda13().environment, machine(**facts)), "C compiler")
+    assert (found.status, found.found) == (Status.WARN, words)
+
+
+def test_cpu_environment_needs_no_compiler(site, machine: MakeMachine) -> None:
+    report = examine(site.cpu().environment, machine(c_compiler=None, driver=NO_DRIVER, has_nvidia_hardware=False))
+    assert "C compiler" not in {r.subject for r in report.rows}
+
+
+def test_image_is_judged_by_what_is_installed_and_not_by_the_builder(site, machine: MakeMachine, make_elf) -> None:
+    builder = machine(driver=NO_DRIVER, memory_available=1, disk_free=1, port_problem="taken", toolkit=Toolkit((11, 8), "nvcc"))
+    site.cuda12()
+    assert examine(site.environment, builder, installed_only=True).exit_code(strict=True) == 0
+    site.wheel("torchaudio", "2.11.0", files={"torchaudio/lib/a.so": make_elf(["libcudart.so.13"])})
+    assert examine(site.environment, builder, installed_only=True).exit_code(strict=True) == 1

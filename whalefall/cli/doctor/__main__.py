@@ -15,9 +15,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", dest="as_json")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.add_argument("--no-gpu", action="store_true", help="no GPU is expected here")
+    parser.add_argument("--installed-only", action="store_true", help="judge what is installed, not this machine")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     args = parser.parse_args()
-    report = look_around(expect_gpu=not args.no_gpu, port=args.port)
+    report = look_around(expect_gpu=not args.no_gpu, port=args.port, installed_only=args.installed_only)
     if args.as_json:
         print(to_json(report, args.strict))
     else:

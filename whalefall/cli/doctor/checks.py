@@ -69,20 +69,25 @@ OPTIONAL_PACKAGES = {
 MIN_MEMORY, MIN_SHM, MIN_DISK, MIN_MEMLOCK = 4 * GIB, GIB, 10 * GIB, 64 * GIB
 
 
-def examine(env: Environment, machine: Machine, *, expect_gpu: bool = True) -> Report:
-    """Every row of `whalefall doctor`. `expect_gpu=False` is for image builds and CPU hosts: the driver rows become notes."""
+def examine(env: Environment, machine: Machine, *, expect_gpu: bool = True, installed_only: bool = False) -> Report:
+    """Every row of `whalefall doctor`.
+
+    Args:
+        expect_gpu: False on a CPU host: a missing driver is then a note.
+        installed_only: leave the machine out (driver, GPUs, memory, disk, port): an image is judged where it is built, not where it runs.
+    """
     torch = torch_build(env)
     mixtures = find_mixtures(env, torch)
     mend = mending_command(env, mixtures)
-    rows = [
-        *_python_rows(env, machine, torch),
-        *_cuda_rows(env, torch, mixtures, mend),
-        *_driver_rows(machine, torch, expect_gpu),
-        *_gpu_rows(machine, torch),
-        *_toolkit_rows(machine, torch),
-        *_machine_rows(machine),
-        *_package_rows(env),
-    ]
+    rows = [*_python_rows(env, machine, torch), *_cuda_rows(env, torch, mixtures, mend), *_compiler_rows(machine, torch)]
+    if not installed_only:
+        rows += [
+            *_driver_rows(machine, torch, expect_gpu),
+            *_gpu_rows(machine, torch),
+            *_toolkit_rows(machine, torch),
+            *_machine_rows(machine),
+        ]
+    rows += _package_rows(env)
     return Report(tuple(rows), mend)
 
 
@@ -241,6 +246,18 @@ def _gpu_rows(machine: Machine, torch: TorchBuild | None) -> Iterator[Row]:
             )
         else:
             yield Row(Status.OK, subject, found, ">= 9.0")
+
+
+def _compiler_rows(machine: Machine, torch: TorchBuild | None) -> Iterator[Row]:
+    """Triton compiles a small C stub per kernel on the machine that runs it: without a compiler and Python.h the first kernel fails."""
+    if torch is None or torch.kind != "cuda":
+        return
+    missing = [
+        what for what, is_there in (("no C compiler", machine.c_compiler), ("no Python.h", machine.has_python_headers)) if not is_there
+    ]
+    found = " and ".join(missing) or f"{machine.c_compiler}, Python.h"
+    fix = "install gcc and the Python headers (Debian: apt-get install gcc libc6-dev python3-dev)" if missing else ""
+    yield Row(Status.WARN if missing else Status.OK, "C compiler", found, "both, for Triton's launch stubs", fix)
 
 
 def _toolkit_rows(machine: Machine, torch: TorchBuild | None) -> Iterator[Row]:

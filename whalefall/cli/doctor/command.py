@@ -17,11 +17,14 @@ def doctor(
     model: Annotated[Path | None, typer.Argument(help="A checkpoint directory: does it fit here, and which kernels will run?")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as failures.")] = False,
-    no_gpu: Annotated[bool, typer.Option("--no-gpu", help="No GPU is expected here: an image build or a CPU host.")] = False,
+    no_gpu: Annotated[bool, typer.Option("--no-gpu", help="No GPU is expected here.")] = False,
+    installed_only: Annotated[
+        bool, typer.Option("--installed-only", help="Judge what is installed, not this machine: image builds.")
+    ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that will be served.")] = DEFAULT_PORT,
 ) -> None:
     """Say what is installed, what fits together, what is wrong, and the command that mends it."""
-    report = look_around(expect_gpu=not no_gpu, port=port, disk=model)
+    report = look_around(expect_gpu=not no_gpu, port=port, disk=model, installed_only=installed_only)
     if model is None:
         if as_json:
             print(to_json(report, strict))

@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,10 @@ class Machine:
     """Where kernels compiled at run time are kept."""
     port: int
     port_problem: str | None
+    c_compiler: str | None = None
+    """What Triton would compile its launch stubs with."""
+    has_python_headers: bool = False
+    """Whether Python.h is there for those stubs."""
     library_path: tuple[str, ...] = ()
     """CUDA-family libraries that LD_LIBRARY_PATH puts before those of the wheels."""
 
@@ -91,6 +96,8 @@ def read_machine(*, port: int, disk: Path, environ: Mapping[str, str] = os.envir
         cache_path=str(cache),
         port=port,
         port_problem=port_problem(port),
+        c_compiler=next((c for c in (environ.get("CC"), "gcc", "clang", "cc") if c and shutil.which(c)), None),
+        has_python_headers=Path(sysconfig.get_paths()["include"], "Python.h").is_file(),
         library_path=read_library_path(environ.get("LD_LIBRARY_PATH", "")),
     )
 

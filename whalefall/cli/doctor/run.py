@@ -13,9 +13,10 @@ from whalefall.cli.doctor.report import Report
 DEFAULT_PORT = 8000
 
 
-def look_around(*, expect_gpu: bool, port: int, disk: Path | None = None) -> Report:
+def look_around(*, expect_gpu: bool, port: int, disk: Path | None = None, installed_only: bool = False) -> Report:
     """
     Args:
         disk: the folder whose disk matters; the current one when None.
     """
-    return examine(Environment(current_sites()), read_machine(port=port, disk=disk or Path.cwd()), expect_gpu=expect_gpu)
+    machine = read_machine(port=port, disk=disk or Path.cwd())
+    return examine(Environment(current_sites()), machine, expect_gpu=expect_gpu, installed_only=installed_only)
