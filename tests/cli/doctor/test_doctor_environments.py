@@ -334,3 +334,8 @@ def test_image_is_judged_by_what_is_installed_and_not_by_the_builder(site, machi
     assert examine(site.environment, builder, installed_only=True).exit_code(strict=True) == 0
     site.wheel("torchaudio", "2.11.0", files={"torchaudio/lib/a.so": make_elf(["libcudart.so.13"])})
     assert examine(site.environment, builder, installed_only=True).exit_code(strict=True) == 1
+
+
+def test_packages_that_nothing_here_uses_are_said_to_be_idle(site, machine: MakeMachine) -> None:
+    found = row(examine(site.cuda13().wheel("xgrammar", "0.1.25").environment, machine()), "optional packages")
+    assert found.found == "triton 3.6.0 (GPU kernels); not used by this version: xgrammar 0.1.25"

@@ -14,7 +14,7 @@ import pytest
 from whalefall.cli.doctor.checks import BASE_PACKAGES, CORE_PACKAGES, satisfies
 from whalefall.cli.doctor.machine import Driver, has_nvidia_hardware, read_driver, read_library_path, read_memory, read_toolkit
 from whalefall.cli.doctor.packages import Environment, parse_requirement
-from whalefall.cli.doctor.report import Report, Row, Status, to_json
+from whalefall.cli.doctor.report import Report, Row, Status, print_report, to_json
 
 ROOT = Path(__file__).parents[3]
 BANNER = "| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |"
@@ -132,6 +132,18 @@ def test_json_holds_every_row_and_the_verdict() -> None:
     assert body["ok"] is False
     assert body["rows"] == [{"status": "WARN", "subject": "disk", "found": "1 GiB", "needed": ">= 10 GiB", "fix": "free some"}]
     assert json.loads(to_json(report, strict=False))["ok"] is True
+
+
+def test_rows_are_printed_where_rich_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for module in ("rich.console", "rich.table", "rich.text"):
+        monkeypatch.setitem(sys.modules, module, None)
+    print_report(
+        Report((Row(Status.FAIL, "torch", "2.9", ">=2.11", "pip install torch"),), mend="python -m pip uninstall -y x"), strict=False
+    )
+    out = capsys.readouterr().out
+    assert "FAIL  torch  2.9  (needs >=2.11)" in out
+    assert "-> pip install torch" in out
+    assert "\n  python -m pip uninstall -y x\n" in out
 
 
 def test_doctor_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:

@@ -52,19 +52,22 @@ BASE_PACKAGES = {
 }
 """What the server and the command line need on top; the same ranges as in the package's metadata (a test compares them)."""
 
-OPTIONAL_PACKAGES = {
-    "triton": "GPU kernels",
-    "xgrammar": "a second grammar engine",
-    "granian": "a second HTTP server",
-    "opentelemetry-sdk": "traces",
-    "nixl": "KV transfer between machines",
-    "nixl-cu12": "KV transfer between machines",
-    "nixl-cu13": "KV transfer between machines",
-    "deep-ep": "expert-parallel dispatch",
-    "ray": "launching over machines",
-    "matplotlib": "bench pictures as PNG",
-    "nvidia-ml-py": "GPU readings in the metrics",
-}
+OPTIONAL_PACKAGES = {"triton": "GPU kernels"}
+"""What this version uses when it is there."""
+
+KNOWN_PACKAGES = (
+    "xgrammar",
+    "granian",
+    "opentelemetry-sdk",
+    "nixl",
+    "nixl-cu12",
+    "nixl-cu13",
+    "deep-ep",
+    "ray",
+    "matplotlib",
+    "nvidia-ml-py",
+)
+"""Common in serving environments and not used by this version: listed when found, so that nobody wonders which of them is at work."""
 
 MIN_MEMORY, MIN_SHM, MIN_DISK, MIN_MEMLOCK = 4 * GIB, GIB, 10 * GIB, 64 * GIB
 
@@ -341,8 +344,10 @@ def _package_rows(env: Environment) -> Iterator[Row]:
     for name, versions in env.duplicates.items():
         fix = f"pip install --force-reinstall --no-deps {name}"
         yield Row(Status.WARN, name, f"recorded more than once: {', '.join(versions)}", "one version", fix)
-    present = [f"{name} {env.version(name)} ({use})" for name, use in OPTIONAL_PACKAGES.items() if env.version(name)]
-    yield Row(Status.NOTE, "optional packages", ", ".join(present) or "none")
+    used = [f"{name} {env.version(name)} ({use})" for name, use in OPTIONAL_PACKAGES.items() if env.version(name)]
+    idle = [f"{name} {env.version(name)}" for name in KNOWN_PACKAGES if env.version(name)]
+    unused = f"; not used by this version: {', '.join(idle)}" if idle else ""
+    yield Row(Status.NOTE, "optional packages", (", ".join(used) or "none") + unused)
 
 
 def _is_met(have: str | None, specifier: str) -> bool:
