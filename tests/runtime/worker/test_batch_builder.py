@@ -88,9 +88,17 @@ def test_a_mixed_step_row_by_row() -> None:
 
 
 def test_one_row_set_when_every_row_is_a_decoder_row() -> None:
-    batch, _ = build([make_step(0, 6, 2, decoder_start=5), make_step(1, 0, 3)])
+    batch, _ = build([make_step(0, 6, 2), make_step(1, 0, 3)])
     assert batch.decoder is batch.encoder
     assert batch.decoder_rows_D is None
+
+
+def test_decoding_after_a_trimmed_prompt_keeps_the_floor_of_its_decoder_windows() -> None:
+    batch, _ = build([make_step(0, 6, 2, decoder_start=5), make_step(1, 0, 3)])
+    assert batch.decoder_rows_D is None
+    assert batch.decoder.positions_T is batch.encoder.positions_T
+    assert batch.decoder.window_start_B.tolist() == [5, 0]
+    assert batch.encoder.window_start_B.tolist() == [0, 0]
 
 
 def test_a_step_without_decoder_rows() -> None:
