@@ -146,15 +146,13 @@ def test_rows_are_printed_where_rich_is_missing(monkeypatch: pytest.MonkeyPatch,
     assert "\n  python -m pip uninstall -y x\n" in out
 
 
-def test_doctor_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["whalefall.cli.doctor"], ["whalefall.cli.main", "doctor"]], ids=["module", "command"])
+def test_doctor_runs_where_torch_cannot_be_imported(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
-    (tmp_path / "sitecustomize.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-m", "whalefall.cli.doctor", "--json", "--no-gpu"],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        [sys.executable, "-m", *command, "--json", "--no-gpu"], capture_output=True, text=True, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     )
+    assert done.stderr == ""
     body = json.loads(done.stdout)
     assert done.returncode == (0 if body["ok"] else 1)
     assert "torch" in {r["subject"] for r in body["rows"]}
