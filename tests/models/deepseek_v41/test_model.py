@@ -239,6 +239,24 @@ def test_bounded_and_exact_requests_share_a_step(driver: Driver) -> None:
     assert difference(torch.cat(parts[1]), alone[1]) < TOLERANCE
 
 
+# a fault above the model is seen
+
+
+@pytest.mark.parametrize("group", ["encoder", "decoder", "pending2"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_lost_row_is_counted(loaded: LoadedModel, group: str, rows: int) -> None:
+    """The slot forgets its newest row: a window key, or the first half of an open group of two."""
+    driver, ids = Driver(loaded), random_ids(41)
+    track = driver.open()
+    driver.forward((track, ids[:33]))
+    tags_R = driver.cache.tags[group][track.slot]
+    tags_R[32 % len(tags_R)] = -1
+    loaded.model.tag_mismatches.zero_()  # type: ignore[attr-defined]
+    driver.forward((track, ids[33 : 33 + rows]))
+    assert loaded.model.tag_mismatches == (1 if group == "pending2" else rows)  # type: ignore[attr-defined]
+    loaded.model.tag_mismatches.zero_()  # type: ignore[attr-defined]
+
+
 # n-grams
 
 

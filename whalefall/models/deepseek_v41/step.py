@@ -79,6 +79,7 @@ class StepIndex:
             decoder_ring.index(batch.decoder, batch.decoder.window_start_B, batch.max_context),
         )
         self._rings = [encoder_ring, decoder_ring]
+        self._num_lost_members = torch.zeros((), dtype=torch.int64, device=batch.slot_B.device)
         self.groups: dict[int, GroupStep] = {}
         for ratio in sorted({config.ratio(layer) for layer in config.kv_source_layer_ids}):
             self.groups[ratio] = self._group(ratio, cache, rope)
@@ -99,7 +100,7 @@ class StepIndex:
 
     def num_mismatches(self) -> Tensor:
         """Ring reads of this step whose tag did not match; anything but 0 is a fault of the bookkeeping above."""
-        return torch.stack([ring.num_mismatches for ring in self._rings]).sum()
+        return torch.stack([ring.num_mismatches for ring in self._rings]).sum() + self._num_lost_members
 
     def _group(self, ratio: int, cache: CacheTensors, rope: RopeTables) -> GroupStep:
         rows, table_BP = self.batch.encoder, self.batch.block_table_BP
@@ -113,6 +114,7 @@ class StepIndex:
             # A group that does not end here may reach before the sequence: its members are never used.
             first_visible_B = torch.zeros_like(rows.start_B)
             members_Tr = pending.index(rows, first_visible_B, max(ratio, self.batch.max_context))
+            self._num_lost_members += (closes_T[:, None] & (members_Tr < 0)).sum()
             members_Tr = torch.where(closes_T[:, None], members_Tr, members_Tr[:, -1:])
         return GroupStep(
             first_angles=angles((rows.positions_T - (ratio - 1)).clamp_min(0), rope.long_F),
