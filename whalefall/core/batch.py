@@ -11,7 +11,7 @@ A model derives whatever index tensors it needs from this once per step; it must
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # naming a tensor must not cost the seconds that importing torch takes
@@ -46,13 +46,15 @@ class ForwardBatch:
     encoder: RowSet
     decoder: RowSet
     decoder_rows_D: Tensor | None
-    """int64 indexes of the decoder rows among the encoder rows; None when the two sets are equal."""
+    """int64 indexes of the decoder rows among the encoder rows; None when they are the same rows (window_start_B may still differ)."""
     slot_B: Tensor
     """int64 state slot of each request."""
     block_table_BP: Tensor
     """int64 physical block of each logical block; 0 (the null block) beyond the request's end."""
     context_B: Tensor
     """int64 tokens of the request once this step is done."""
+    write_start_B: Tensor
+    """int64 position below which growing caches must not be written: such rows go to the null block. A multiple of the block size."""
     max_context: int
     """Largest entry of context_B (host integer, for tile sizes)."""
     logit_rows_L: Tensor
@@ -76,3 +78,5 @@ class CacheTensors:
     states: Mapping[str, Tensor]
     """[num_slots, *shape]."""
     block_tokens: int
+    snapshots: Mapping[str, Tensor] = field(default_factory=dict)
+    """Ring or state -> [num_blocks, ...]: its content where the block ends. Empty unless `replay` is exact with a prefix cache."""

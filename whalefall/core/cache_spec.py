@@ -89,6 +89,16 @@ class CacheSpec:
         states = sum(_product(f.shape) * DTYPE_BYTES[f.dtype] for f in self.states)
         return rings + tags + states
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of a copy of one request's fixed state. Tags need none: the position of the copy gives them."""
+        return self.slot_bytes - sum(self.ring_rows(g) * 4 for g in self.ring_groups)
+
+    @property
+    def replay_rows(self) -> int:
+        """Rows that must run before a position so that every ring holds what it would: the longest ring's."""
+        return max((f.rows for f in self.rings), default=0)
+
 
 def _product(shape: tuple[int, ...]) -> int:
     total = 1

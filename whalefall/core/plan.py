@@ -25,6 +25,10 @@ class NewRequest:
     num_prompt_tokens: int
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
+    start: int = 0
+    """Position of its first row; above 0 after a prefix hit."""
+    restore_block: int = 0
+    """Block whose snapshot of the fixed state is put into the slot first: the state at `start`. 0: the slot begins empty."""
 
 
 class RequestStep(NamedTuple):
@@ -39,13 +43,17 @@ class RequestStep(NamedTuple):
     new_block_ids: tuple[int, ...]
     """Physical blocks appended to the request's block table before the step."""
     window_start: int
-    """Encoder windows see no position below this (0, or the replay start after a prefix hit)."""
+    """Encoder windows see no position below this (0, or the replay start after a bounded prefix hit)."""
     decoder_start: int
     """Decoder rows are the rows at positions >= this; decoder windows see no position below it. 0 runs every row."""
     samples: bool
     """Draw a token from the last row; it gets position start + num_tokens."""
     wants_prompt_logprobs: bool
     """Report log-probabilities of the prompt tokens at positions start + 1 ... (those inside the prompt)."""
+    write_start: int = 0
+    """Growing caches are not written below this: rows there are replayed over adopted blocks, which are complete and shared."""
+    snapshot_block: int = 0
+    """Block that keeps a snapshot of the fixed state as it is after this step, which ends where the block ends. 0: none."""
 
 
 class StepPlan(NamedTuple):
@@ -69,6 +77,8 @@ class RequestResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: str | None = None
     """Why this request cannot go on (for example NaN logits); the others are not affected."""
+    is_cache_sound: bool = False
+    """With a fault: it lies in what was asked of the sampler, so that cached blocks of this request are not under suspicion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

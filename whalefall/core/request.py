@@ -39,6 +39,15 @@ class EngineRequest:
     """Ids that end the generation unless ignore_eos."""
     arrival_s: float = 0.0
     """Clock of the engine host at arrival, seconds."""
+    cache_salt: str = ""
+    """Prefix hits only among requests of equal salt."""
+    use_prefix_cache: bool = True
+    """False: compute every row, whatever is known of the prompt already. What it computes is offered to others all the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResetPrefixCache:
+    """Ask the engine to forget all cached prefixes. Requests that run go on with what they hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +101,7 @@ class RequestUpdate:
     """The stop id that ended it, when it was not end-of-sequence."""
     error: str | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache."""
+    """Prompt tokens taken from the prefix cache when the request first ran; replayed rows among them count too."""
     timings: RequestTimings | None = field(default=None)
 
     @property

@@ -69,6 +69,8 @@ class Track:
     """Encoder windows see nothing below this position."""
     decoder_start: int
     """Rows below this position run through the encoder only, and decoder windows see nothing below it; 0 is exact mode."""
+    write_start: int = 0
+    """Growing caches are not written below this position."""
     ids: list[int] = field(default_factory=list)
     """Everything computed so far."""
     blocks: list[int] = field(default_factory=list)
@@ -150,6 +152,7 @@ class Driver:
             slot_B=torch.tensor([track.slot for track, _ in chunks]),
             block_table_BP=self._block_table(chunks, ends),
             context_B=torch.tensor(ends),
+            write_start_B=torch.tensor([track.write_start for track, _ in chunks]),
             max_context=max(ends),
             logit_rows_L=torch.arange(decoder.num_rows),
         )

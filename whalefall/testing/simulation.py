@@ -46,7 +46,7 @@ class Simulation:
         self._live: dict[str, Outcome] = {}
         self._has_launched = False
         self._pending: list[tuple[StepPlan, FakeStepHandle]] = []
-        self._rows: dict[str, tuple[int, int]] = {}  # request id -> (next row, decoder_start)
+        self._rows: dict[str, tuple[int, int, int]] = {}  # request id -> (next row, window_start, decoder_start)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request and note its deadline.
@@ -120,16 +120,17 @@ class Simulation:
             outcome = self._live[new.request_id]
             outcome.num_admissions += 1
             assert list(new.token_ids) == [*outcome.request.prompt_token_ids, *outcome.token_ids], f"{new.request_id}: tokens lost"
-            self._rows[new.request_id] = (0, self._decoder_start(outcome.request, len(new.token_ids)))
+            window_start = new.start if config.replay == "bounded" else 0
+            self._rows[new.request_id] = (new.start, window_start, self._decoder_start(outcome.request, len(new.token_ids), window_start))
         for step in plan.steps:
-            next_row, decoder_start = self._rows[step.request_id]
+            next_row, window_start, decoder_start = self._rows[step.request_id]
             end, max_total = step.start + step.num_tokens, self._live[step.request_id].max_total
             assert step.num_tokens > 0 and step.start == next_row, f"{step.request_id}: rows {step.start} follow {next_row}"
-            assert step.decoder_start == decoder_start and step.window_start == 0
+            assert (step.window_start, step.decoder_start) == (window_start, decoder_start)
             assert end <= max_total and not (step.samples and end == max_total), f"{step.request_id}: planned past its end"
-            self._rows[step.request_id] = (end, decoder_start)
+            self._rows[step.request_id] = (end, window_start, decoder_start)
 
-    def _decoder_start(self, request: EngineRequest, num_known: int) -> int:
+    def _decoder_start(self, request: EngineRequest, num_known: int, window_start: int) -> int:
         config = self.scheduler.config
         runs_all_rows = config.replay == "exact" or config.decoder_window is None or request.sampling.prompt_logprobs is not None
-        return 0 if runs_all_rows else max(0, num_known - (config.decoder_window or 0))
+        return window_start if runs_all_rows else max(window_start, num_known - (config.decoder_window or 0))

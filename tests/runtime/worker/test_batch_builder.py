@@ -126,7 +126,7 @@ def test_index_tensors_are_int64() -> None:
     batch, _ = build([make_step(0, 0, 4, decoder_start=2), make_step(1, 4, 2)])
     tensors = [getattr(rows, name) for rows in (batch.encoder, batch.decoder) for name in RowSet.__annotations__ if name[-2] == "_"]
     tensors += [getattr(batch, name) for name in ForwardBatch.__annotations__ if name[-2] == "_" or name[-3] == "_"]
-    assert len(tensors) == 2 * 5 + 7
+    assert len(tensors) == 2 * 5 + 8
     assert {tensor.dtype for tensor in tensors} == {torch.int64}
 
 

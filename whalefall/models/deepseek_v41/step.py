@@ -55,7 +55,7 @@ class GroupStep:
     members_Tr: Tensor | None
     """Rows of the group's tokens in the pending source; None for ratio 1."""
     target_T: Tensor
-    """Pool row of the entry that closes at this token; the null block where none does."""
+    """Pool row of the entry that closes at this token; the null block where none does, and for rows replayed over adopted blocks."""
     entries_per_block: int
 
 
@@ -107,13 +107,13 @@ class StepIndex:
         per_block = cache.block_tokens // ratio
         entry_T = rows.positions_T // ratio
         row_T = table_BP[rows.request_T, entry_T // per_block] * per_block + entry_T % per_block
-        closes_T = (rows.positions_T + 1) % ratio == 0
+        write_start_B = self.batch.write_start_B
+        closes_T = ((rows.positions_T + 1) % ratio == 0) & (rows.positions_T >= write_start_B[rows.request_T])
         pending = members_Tr = None
         if ratio > 1:
             pending = RingStep(rows, self.batch.slot_B, cache.tags[pending_group(ratio)], ratio)
-            # A group that does not end here may reach before the sequence: its members are never used.
-            first_visible_B = torch.zeros_like(rows.start_B)
-            members_Tr = pending.index(rows, first_visible_B, max(ratio, self.batch.max_context))
+            # A group that does not end here may reach before the sequence: its members are never used. None is open where writing starts.
+            members_Tr = pending.index(rows, write_start_B, max(ratio, self.batch.max_context))
             self._num_lost_members += (closes_T[:, None] & (members_Tr < 0)).sum()
             members_Tr = torch.where(closes_T[:, None], members_Tr, members_Tr[:, -1:])
         return GroupStep(

@@ -31,7 +31,9 @@ class Places:
         self.entry_BC = batch.block_table_BP[:, position_C // block_tokens] * block_tokens + position_C % block_tokens
         self.request_T = rows.request_T
         self.row_T = rows.positions_T - rows.start_B[rows.request_T]
-        self.write_T = self.entry_BC[rows.request_T, rows.positions_T]
+        # Rows below write_start lie in blocks adopted from the prefix cache: complete, and shared. Their writes go to the null block.
+        is_ours_T = rows.positions_T >= batch.write_start_B[rows.request_T]
+        self.write_T = torch.where(is_ours_T, self.entry_BC[rows.request_T, rows.positions_T], 0)
         self.padded_shape = (batch.num_requests, rows.max_rows)
         self.is_unknown_BC = position_C >= batch.context_B[:, None]
         position_BW = rows.start_B[:, None] + torch.arange(rows.max_rows, device=device)

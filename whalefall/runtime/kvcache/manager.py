@@ -186,9 +186,9 @@ class CacheManager:
         self._note_stored(fresh, reservation, token_ids)
         return fresh
 
-    def forget(self, reservation: Reservation) -> None:
-        """Let nobody else find what this request used or wrote: it is under suspicion."""
-        nodes, freed = self.index.forget(reservation.nodes)
+    def forget(self, chain: KeyChain) -> None:
+        """Let nobody find the blocks of this sequence any more, nor what follows them: they are under suspicion."""
+        nodes, freed = self.index.forget(self.index.match(chain.keys, len(chain.keys)))
         self._pool.release(freed)
         self._note_removed(nodes)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of scheduling as small pure functions: who is refused, how far a request may grow, which rows the decoder runs, who may
-enter, when an answer ends. `scheduler.py` applies them and owns all state.
+"""The rules of scheduling as small pure functions: who is refused, how far a request may grow, what a prefix hit is, which rows run,
+who may enter, when an answer ends. `scheduler.py` applies them and owns all state.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from whalefall.core.errors import BadSampling, PromptTooLong, RequestError
 from whalefall.core.request import EngineRequest, FinishReason
 from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.kvcache.prefix_index import Node
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.state import RequestState
 
@@ -44,23 +45,51 @@ def max_total_tokens(request: EngineRequest, config: SchedulerConfig, cache: Cac
     return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
 
 
+def find_hit(state: RequestState, config: SchedulerConfig, cache: CacheManager) -> list[Node]:
+    """The published blocks that a request adopts at (re)admission; none for a miss.
+
+    Bounded replay of a hit that is no longer than the replay would compute the whole of it again: a miss costs the same and is exact.
+    Prompt log-probabilities need every row.
+    """
+    if not config.prefix_caching or not state.request.use_prefix_cache or state.sampling.prompt_logprobs is not None:
+        return []
+    assert state.chain is not None
+    state.chain.extend(state.token_ids)  # a preempted request's answer is part of what it looks for
+    hit = cache.match(state.chain, len(state.token_ids))
+    if config.replay == "bounded" and len(hit) * cache.block_tokens <= config.replay_rows:
+        return []
+    return hit
+
+
+def start_after_hit(num_adopted: int, config: SchedulerConfig) -> tuple[int, int]:
+    """(first row, lowest position that windows may see) of a request that adopts this many tokens.
+
+    Bounded: the rows before the end of the hit run again, and see nothing older, since windows are all they refill. Exact: the windows
+    come from a snapshot taken there and are whole.
+    """
+    if num_adopted == 0 or config.replay == "exact":
+        return num_adopted, 0
+    return num_adopted - config.replay_rows, num_adopted - config.replay_rows
+
+
 def decoder_start(state: RequestState, config: SchedulerConfig) -> int:
     """Position of the first decoder row, given the tokens known at (re)admission; stays until the next admission.
 
-    Prompt log-probabilities need the logits of every row, so such a request is never trimmed.
+    Prompt log-probabilities need the logits of every row, so such a request is never trimmed. After a hit the tail of a short suffix
+    would reach below the replayed rows; it begins with them, which still covers every window of a later row.
     """
     if config.replay == "exact" or config.decoder_window is None or state.sampling.prompt_logprobs is not None:
-        return 0
-    return max(0, len(state.token_ids) - config.decoder_window)
+        return state.window_start
+    return max(state.window_start, len(state.token_ids) - config.decoder_window)
 
 
-def is_above_watermark(num_tokens: int, num_running: int, cache: CacheManager) -> bool:
-    """Whether admitting `num_tokens` leaves one free block for each request that runs already.
+def is_above_watermark(num_wanted: int, num_running: int, cache: CacheManager) -> bool:
+    """Whether taking `num_wanted` blocks leaves one free block for each request that runs already.
 
     Each of them may want its next block in the very next step; an entry that takes it would be preempted at once. With nothing running
     there is nobody to protect, and the newcomer may take the whole pool.
     """
-    return cache.num_free_blocks - cache.blocks_for(num_tokens) >= num_running
+    return cache.num_free_blocks - num_wanted >= num_running
 
 
 def end_of(state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:

@@ -41,6 +41,8 @@ def _apply(event: dict[str, Any], scheduler: Scheduler, plans: deque[StepPlan]) 
         case "fail_all":
             scheduler.fail_all(event["message"])
             plans.clear()
+        case "reset_prefix_cache":
+            scheduler.reset_prefix_cache()
         case "plan":
             plan = scheduler.plan(event["now_s"])
             if plan is not None:
@@ -57,6 +59,7 @@ def _request_of(fields: dict[str, Any]) -> EngineRequest:
     return EngineRequest(**{**fields, **ids, "sampling": SamplingParams(**sampling)})
 
 
-def _result_of(token_ids: list[int], num_prompt_logprobs: int, fault: str | None) -> RequestResult:
+def _result_of(token_ids: list[int], num_prompt_logprobs: int, fault: str | None, is_cache_sound: bool) -> RequestResult:
     blank = TokenLogprobs(token_id=0, logprob=0.0, rank=1, top_ids=None, top_logprobs=np.zeros(0, dtype=np.float32))
-    return RequestResult(token_ids=tuple(token_ids), prompt_logprobs=(blank,) * num_prompt_logprobs or None, fault=fault)
+    scores = (blank,) * num_prompt_logprobs or None
+    return RequestResult(token_ids=tuple(token_ids), prompt_logprobs=scores, fault=fault, is_cache_sound=is_cache_sound)

@@ -81,6 +81,8 @@ class Scheduler:
         if self._trace is not None:
             self._trace.add(request)
         state = RequestState.of(request, policy.max_total_tokens(request, self.config, self.cache))
+        if self.config.prefix_caching:
+            state.chain = self.cache.chain(request.prompt_token_ids, salt=request.cache_salt)
         self._live[state.request_id] = state
         self._waiting.push_newest(state)
 
@@ -100,6 +102,12 @@ class Scheduler:
         self._done_step_id = self._next_step_id - 1
         self.cache.step_done(self._done_step_id)
         return [self._end(state, FinishReason.ERROR, error=message) for state in list(self._live.values())]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was computed for earlier requests; running ones go on undisturbed."""
+        if self._trace is not None:
+            self._trace.reset_prefix_cache()
+        self.cache.reset()
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None: nothing can run before the plan in flight is committed, or there is no work at all."""
@@ -157,7 +165,7 @@ class Scheduler:
         for state, num_rows in stretches:
             if draft.budget == 0:
                 return
-            self._append_step(draft, state, min(num_rows, draft.budget), ())  # blocks were reserved at entry
+            self._append_step(draft, state, num_rows, ())  # blocks were reserved at entry
 
     def _grow(self, state: RequestState, reservation: Reservation) -> tuple[int, ...] | None:
         """Blocks for the next row of `state`; None when it has to sit out, or was itself the newest and gave way.
@@ -180,33 +188,70 @@ class Scheduler:
         """Strictly first come, first served: a small request never overtakes a large one that waits for room."""
         while draft.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             state = self._waiting.oldest
+            if self._is_in_flight(state):
+                return  # preempted in this very plan: it comes back when its token in flight is known
             num_known = len(state.token_ids)
-            if self._running and not policy.is_above_watermark(num_known, len(self._running), self.cache):
+            hit = policy.find_hit(state, self.config, self.cache)
+            num_wanted = self.cache.num_wanted(num_known, hit)
+            if self._running and not policy.is_above_watermark(num_wanted, len(self._running), self.cache):
                 return
-            reservation = self.cache.reserve(num_known)
+            reservation = self.cache.reserve(num_known, hit)
             if reservation is None:
                 return
-            assert not self._is_in_flight(state), "a preempted request comes back when its token in flight is known"
             self._waiting.remove(state)
             self._running.push_newest(state)
             state.phase = Phase.RUNNING
             state.reservation = reservation
-            state.decoder_start = policy.decoder_start(state, self.config)
+            self._begin(state, len(hit) * self.cache.block_tokens)
             if state.first_scheduled_s is None:
                 state.first_scheduled_s = now_s
-            draft.new_requests.append(_as_new_request(state, reservation.slot))
-            self._append_step(draft, state, min(num_known, draft.budget), tuple(reservation.block_ids))
+            restored = hit[-1].block_id if hit and self.config.takes_snapshots else 0
+            draft.new_requests.append(_as_new_request(state, reservation.slot, restored))
+            self._append_step(draft, state, num_known - state.num_scheduled, tuple(reservation.block_ids))
 
-    def _append_step(self, draft: _Draft, state: RequestState, num_rows: int, new_ids: tuple[int, ...]) -> None:
+    def _begin(self, state: RequestState, num_adopted: int) -> None:
+        """Where the rows of a request begin, and what its windows see; counted as the first look or as a return."""
+        state.write_start = num_adopted
+        state.num_scheduled, state.window_start = policy.start_after_hit(num_adopted, self.config)
+        state.decoder_start = policy.decoder_start(state, self.config)
+        if not self.config.prefix_caching:
+            return
+        counters = self.cache.counters
+        counters.replayed_tokens += num_adopted - state.num_scheduled
+        if state.first_scheduled_s is None:
+            state.num_cached_tokens = num_adopted
+            counters.query_tokens += state.num_prompt
+            counters.hit_tokens += num_adopted
+        else:
+            counters.readmitted_hit_tokens += num_adopted
+
+    def _append_step(self, draft: _Draft, state: RequestState, num_wanted: int, new_ids: tuple[int, ...]) -> None:
+        """The next rows of `state`: those it wants, as far as the budget and, where snapshots are taken, the next block border allow."""
         start = state.num_scheduled
+        num_rows = min(num_wanted, draft.budget)
+        if self.config.takes_snapshots:
+            num_rows = min(num_rows, self.cache.block_tokens - start % self.cache.block_tokens)
         end = start + num_rows
         samples = end == state.num_expected and end < state.max_total
         wants_prompt = False
         if start < state.num_prompt and state.sampling.prompt_logprobs is not None:
             wants_prompt = min(end, state.num_prompt - 1) >= state.next_prompt_logprob
         assert state.reservation is not None
+        block_ids, block_tokens = state.reservation.block_ids, self.cache.block_tokens
         draft.steps.append(
-            RequestStep(state.request_id, state.reservation.slot, start, num_rows, new_ids, 0, state.decoder_start, samples, wants_prompt)
+            RequestStep(
+                state.request_id,
+                state.reservation.slot,
+                start,
+                num_rows,
+                new_ids,
+                state.window_start,
+                state.decoder_start,
+                samples,
+                wants_prompt,
+                state.write_start,
+                block_ids[end // block_tokens - 1] if self.config.takes_snapshots and end % block_tokens == 0 else 0,
+            )
         )
         draft.states.append(state)
         draft.budget -= num_rows
@@ -251,6 +296,7 @@ class Scheduler:
             finish_reason=reason,
             stop_token_id=stop_token_id,
             error=error,
+            num_cached_tokens=state.num_cached_tokens,
             timings=state.timings(with_tokens=True),
         )
 
@@ -266,7 +312,11 @@ class Scheduler:
 
     def _commit_request(self, state: RequestState, step: RequestStep, gave: RequestResult, now_s: float) -> RequestUpdate | None:
         if gave.fault is not None:
+            if state.chain is not None and not gave.is_cache_sound:
+                self.cache.forget(state.chain)
             return self._end(state, FinishReason.ERROR, error=gave.fault)
+        if state.chain is not None and state.reservation is not None:
+            self.cache.publish(state.reservation, state.chain, state.token_ids, step.start + step.num_tokens)
         prompt_logprobs = _undelivered(state, step, gave) if step.wants_prompt_logprobs else None
         reason: FinishReason | None = None
         stop_token_id = None
@@ -293,6 +343,7 @@ class Scheduler:
             new_token_ids=gave.token_ids,
             logprobs=gave.logprobs,
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens,
             timings=state.timings(with_tokens=False),
         )
 
@@ -316,7 +367,7 @@ class _Draft:
         self.states: list[RequestState] = []
 
 
-def _as_new_request(state: RequestState, slot: int) -> NewRequest:
+def _as_new_request(state: RequestState, slot: int, restore_block: int) -> NewRequest:
     return NewRequest(
         request_id=state.request_id,
         slot=slot,
@@ -324,6 +375,8 @@ def _as_new_request(state: RequestState, slot: int) -> NewRequest:
         num_prompt_tokens=state.num_prompt,
         sampling=state.sampling,
         eos_token_ids=state.request.eos_token_ids,
+        start=state.num_scheduled,
+        restore_block=restore_block,
     )
 
 

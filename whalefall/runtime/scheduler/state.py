@@ -13,6 +13,7 @@ from enum import Enum, auto
 from whalefall.core.request import EngineRequest, RequestTimings
 from whalefall.core.sampling import SamplingParams
 from whalefall.runtime.kvcache.manager import Reservation
+from whalefall.runtime.kvcache.prefix_index import KeyChain
 
 
 class Phase(Enum):
@@ -39,8 +40,16 @@ class RequestState:
     """Known tokens plus sampled ones in flight; the position that the next sampled token gets."""
     phase: Phase = Phase.WAITING
     num_scheduled: int = 0
-    """Rows planned since (re)admission; also the position of the next row."""
+    """Position of the next row to plan."""
+    window_start: int = 0
+    """Encoder windows see nothing below this; until the next admission, as are the two below."""
     decoder_start: int = 0
+    write_start: int = 0
+    """Tokens in adopted blocks."""
+    chain: KeyChain | None = None
+    """Keys of its full blocks; None without a prefix cache."""
+    num_cached_tokens: int = 0
+    """Prompt tokens adopted at the first admission."""
     reservation: Reservation | None = None
     last_step_id: int = -1
     """Newest plan that names this request: its blocks and slot must outlive that step."""

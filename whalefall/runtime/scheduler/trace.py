@@ -37,15 +37,18 @@ class TraceWriter:
     def fail_all(self, message: str) -> None:
         self._write("fail_all", message=message)
 
+    def reset_prefix_cache(self) -> None:
+        self._write("reset_prefix_cache")
+
     def plan(self, plan: StepPlan | None, now_s: float) -> None:
         if plan is None:
             self._write("plan", now_s=now_s, step_id=None)
             return
-        new_requests = [[new.request_id, new.slot, new.token_ids] for new in plan.new_requests]
+        new_requests = [[new.request_id, new.slot, new.token_ids, new.start, new.restore_block] for new in plan.new_requests]
         self._write("plan", now_s=now_s, step_id=plan.step_id, new_requests=new_requests, steps=plan.steps)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        results = [[gave.token_ids, len(gave.prompt_logprobs or ()), gave.fault] for gave in result.results]
+        results = [[gave.token_ids, len(gave.prompt_logprobs or ()), gave.fault, gave.is_cache_sound] for gave in result.results]
         self._write("commit", now_s=now_s, step_id=result.step_id, results=results)
 
     def _write(self, event: str, **fields: Any) -> None:

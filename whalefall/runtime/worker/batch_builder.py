@@ -70,8 +70,8 @@ class BatchBuilder:
 
     def build(self, steps: Sequence[RequestStep]) -> tuple[ForwardBatch, LogitRows]:
         """The batch of one step. The tables must already hold the step's new requests and blocks."""
-        columns = np.array([(s.slot, s.start, s.num_tokens, s.window_start, s.decoder_start) for s in steps], np.int64)
-        slot_B, start_B, num_B, window_start_B, decoder_start_B = np.ascontiguousarray(columns.T)
+        columns = np.array([(s.slot, s.start, s.num_tokens, s.window_start, s.decoder_start, s.write_start) for s in steps], np.int64)
+        slot_B, start_B, num_B, window_start_B, decoder_start_B, write_start_B = np.ascontiguousarray(columns.T)
         encoder = _Rows(num_B, start_B)
         end_B = start_B + num_B
         decoder_first_B = np.maximum(start_B, decoder_start_B)
@@ -86,7 +86,7 @@ class BatchBuilder:
                 encoder.first_row_B + decoder_first_B - start_B - decoder.first_row_B, decoder.num_B
             )
         host["decoder_window_start"] = decoder_start_B
-        host |= {"slot": slot_B, "context": end_B, "logit_rows": logit_rows_L}
+        host |= {"slot": slot_B, "context": end_B, "write_start": write_start_B, "logit_rows": logit_rows_L}
         on_device = _send(host, self._tables.token_ids.device)
         encoder_rows = _row_set(on_device, "encoder", num_B)
         max_context = int(end_B.max())
@@ -111,6 +111,7 @@ class BatchBuilder:
             slot_B=slot_B,
             block_table_BP=self._tables.block_ids[slot_B, :num_blocks].long(),
             context_B=on_device["context"],
+            write_start_B=on_device["write_start"],
             max_context=max_context,
             logit_rows_L=on_device["logit_rows"],
         )

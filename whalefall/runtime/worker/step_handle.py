@@ -59,7 +59,7 @@ class StepHandle:
                 self._clean_up(step.slot)
                 last = step.start + step.num_tokens - 1
                 where = f"in step {self._plan.step_id}, rows {step.start} to {last}"
-                results.append(RequestResult(fault=f"{FAULT_TEXTS[fault]} {where}"))
+                results.append(RequestResult(fault=f"{FAULT_TEXTS[fault]} {where}", is_cache_sound=fault is Fault.ALL_FORBIDDEN))
                 continue
             results.append(
                 RequestResult(

@@ -40,13 +40,15 @@ class WorkerConfig:
     vocab_size: int
     history_tokens: int = 0
     """Ids before a row that the model wants to see."""
+    keeps_snapshots: bool = False
+    """Room for a copy of the fixed state beside each block (exact replay with a prefix cache)."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class Worker:
     def __init__(self, model: Model, spec: CacheSpec, config: WorkerConfig) -> None:
         self.config = config
-        self.cache = pools.allocate(spec, config.num_blocks, config.num_slots, config.device)
+        self.cache = pools.allocate(spec, config.num_blocks, config.num_slots, config.device, with_snapshots=config.keeps_snapshots)
         self._tables = SlotTables(config.num_slots, config.max_model_len, spec.block_tokens, config.device)
         self._params = SlotParams(config.num_slots, config.vocab_size)
         self._runner = ModelRunner(model, self.cache, config.vocab_size)
@@ -59,11 +61,16 @@ class Worker:
         """Run the step. Plans must come in the order in which they were made; `plan.steps` is not empty and names each slot once."""
         for request in plan.new_requests:
             pools.reset_slot(self.cache, request.slot)
+            if request.restore_block:
+                pools.restore_snapshot(self.cache, request.slot, request.restore_block, request.start)
             self._tables.admit(request)
             self._params.set(request)
         self._tables.append_blocks(plan.steps)
         batch, wanted = self._builder.build(plan.steps)
         logits_LV = self._runner.run(batch)
+        ending = [step for step in plan.steps if step.snapshot_block]
+        if ending:
+            pools.take_snapshots(self.cache, [step.slot for step in ending], [step.snapshot_block for step in ending])
         drawn = self._sample(logits_LV[: wanted.num_sampled], wanted)
         scored = self._score_prompt(logits_LV[wanted.num_sampled :], wanted)
         return StepHandle(plan, wanted, drawn, scored, self._clean_up)
