@@ -18,8 +18,9 @@ others, the second keeps its own copy until it ends, and holds the published one
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from whalefall.core.errors import ConfigError
 from whalefall.runtime.kvcache.block_pool import BlockPool
@@ -62,6 +63,26 @@ class CacheCounters:
     num_resets: int = 0
 
 
+class LowerTiers(Protocol):
+    """Where published blocks go on to, as the manager sees it (tiers/ledger.py)."""
+
+    @property
+    def loading_blocks(self) -> Sequence[int]:
+        """Blocks that were borrowed and are being filled."""
+        ...
+
+    @property
+    def num_returning_blocks(self) -> int:
+        """Blocks that can be had again when the moves under way have ended."""
+        ...
+
+    def published(self, nodes: Sequence[Node]) -> None: ...
+
+    def forget(self, keys: Iterable[bytes]) -> None: ...
+
+    def reset(self) -> None: ...
+
+
 class CacheManager:
     def __init__(self, num_blocks: int, block_tokens: int, num_slots: int, *, fingerprint: str = "", layout: str = "") -> None:
         """num_blocks counts the null block, which is never handed out; slots are 0..num_slots-1. fingerprint, layout: see `root_key`."""
@@ -73,6 +94,8 @@ class CacheManager:
         self.counters = CacheCounters()
         self.events: list[CacheEvent] | None = None
         """Set to a list to have every change noted there; the reader empties it."""
+        self.tiers: LowerTiers | None = None
+        """Told of what is published and forgotten here."""
         self._fingerprint, self._layout = fingerprint, layout
         self._pool = BlockPool(num_blocks)
         self._free_slots = list(range(num_slots - 1, -1, -1))  # a stack with slot 0 on top: low slots stay busy, high ones stay cold
@@ -110,6 +133,11 @@ class CacheManager:
         leaving = Counter(node for _, reservation in self._retiring for node in reservation.nodes)
         shared = sum(count == node.num_holders for node, count in leaving.items())
         return shared + sum(len(_private_blocks(reservation)) for _, reservation in self._retiring)
+
+    @property
+    def num_returning_blocks(self) -> int:
+        """Blocks that can be had soon, without taking them from anybody: after the launched steps, or after moves between tiers."""
+        return self.num_retiring_blocks + (0 if self.tiers is None else self.tiers.num_returning_blocks)
 
     @property
     def is_pristine(self) -> bool:
@@ -184,6 +212,8 @@ class CacheManager:
             reservation.nodes.append(node)
         self.counters.stored_blocks += len(fresh)
         self._note_stored(fresh, reservation, token_ids)
+        if self.tiers is not None:
+            self.tiers.published(fresh)
         return fresh
 
     def forget(self, chain: KeyChain) -> None:
@@ -191,6 +221,8 @@ class CacheManager:
         nodes, freed = self.index.forget(self.index.match(chain.keys, len(chain.keys)))
         self._pool.release(freed)
         self._note_removed(nodes)
+        if self.tiers is not None:
+            self.tiers.forget(chain.keys)
 
     def reset(self) -> None:
         """Forget every prefix. Running requests keep their blocks, and what they go on to compute is not published."""
@@ -198,6 +230,44 @@ class CacheManager:
         self.counters.num_resets += 1
         if self.events is not None:
             self.events.append(AllBlocksCleared())
+        if self.tiers is not None:
+            self.tiers.reset()
+
+    # For moves between tiers.
+
+    def borrow(self, count: int) -> tuple[int, ...] | None:
+        """Blocks for records that are on their way here, or None when there are not enough; to be adopted or given back."""
+        return self._take(count) if count <= self.num_free_blocks else None
+
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        self._pool.release(block_ids)
+
+    def adopt(self, path: Sequence[Node], keys: Sequence[bytes], block_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Publish borrowed blocks that are filled now; those that became known or unreachable meanwhile are given back.
+
+        Args:
+            path: the nodes before the first of `keys`, held by the caller; perhaps forgotten since.
+            token_ids: of the sequence, from its start.
+        """
+        if path and not path[-1].is_listed:
+            self._pool.release(block_ids)
+            return
+        nodes = list(path)
+        for key, block_id in zip(keys, block_ids, strict=True):
+            parent, node = nodes[-1] if nodes else None, self.index.find(key)
+            if node is None:
+                node = self.index.publish(key, block_id, parent)
+                self._note_loaded(node, token_ids[len(nodes) * self.block_tokens : (len(nodes) + 1) * self.block_tokens])
+            else:
+                self._pool.release((block_id,))
+            nodes.append(node)
+        # Held and let go, so that all of them become idle now, the last first: a parent is never idle longer than its child.
+        self.index.hold(nodes)
+        self.let_go(nodes)
+
+    def let_go(self, nodes: Sequence[Node]) -> None:
+        """End a hold on the nodes of a sequence, given in order."""
+        self._pool.release(self.index.let_go(nodes))
 
     def release(self, reservation: Reservation, after_step: int | None = None) -> None:
         """Give everything back: at once, or when `after_step` (the newest launched step that names it) is done."""
@@ -226,6 +296,7 @@ class CacheManager:
         holders = Counter(node for reservation in reservations for node in reservation.nodes)
         nodes = {*self.index, *holders}
         owned = [node.block_id for node in nodes] + [b for reservation in reservations for b in _private_blocks(reservation)]
+        owned += [] if self.tiers is None else self.tiers.loading_blocks
         slots = [reservation.slot for reservation in reservations]
         assert len(set(owned)) == len(owned), "a block has two owners"
         assert not any(self._pool.is_free(block_id) for block_id in owned), "a block is owned and free"
@@ -261,6 +332,11 @@ class CacheManager:
         ids = tuple(token_ids[first * self.block_tokens : end * self.block_tokens])
         keys = tuple(node.key for node in fresh[-run:])
         self.events.append(BlocksStored(keys=keys, parent_key=None if parent is None else parent.key, token_ids=ids))
+
+    def _note_loaded(self, node: Node, token_ids: Sequence[int]) -> None:
+        if self.events is not None:
+            parent_key = None if node.parent is None else node.parent.key
+            self.events.append(BlocksStored(keys=(node.key,), parent_key=parent_key, token_ids=tuple(token_ids)))
 
     def _note_removed(self, nodes: Sequence[Node]) -> None:
         if self.events is not None and nodes:

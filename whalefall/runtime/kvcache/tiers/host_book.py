@@ -52,7 +52,7 @@ class HostBook:
 
     def take(self, count: int) -> list[int]:
         """Up to `count` pinned rows for new records; what was idle for longest makes room. Fewer when the rest is pinned."""
-        rows = []
+        rows: list[int] = []
         while len(rows) < count and (self._free or self._idle):
             if not self._free:
                 self.forget((next(iter(self._idle)),))
