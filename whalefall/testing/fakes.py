@@ -4,6 +4,8 @@
 FakeWorker keeps a token table per slot and a "KV cache" of (position, token) per cell of a physical block. The next token is a checksum of
 the whole history *as read back through the block table*. A wrong position, a lost token, a block with two owners or one reused too early
 therefore changes the answer, or trips an assertion that names the step. `expected_answer` gives the same answer by plain recursion.
+Two window rings per slot (encoder and decoder rows) are read and written the same way, with snapshots beside blocks, and a cell is written
+once between two owners: so a stale window after a prefix hit, or a replay that writes where others read, is noticed too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,11 @@ import numpy as np
 from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, TokenLogprobs
 from whalefall.core.sampling import SamplingParams
+
+_Entry = tuple[int, int]
+"""Position and token id: what a row leaves behind."""
+_Rings = tuple[dict[int, _Entry], dict[int, _Entry]]
+"""Of encoder rows, of decoder rows; by ring row."""
 
 
 class FakeClock:
@@ -75,9 +82,11 @@ class _Slot:
     new: NewRequest
     token_ids: dict[int, int]
     """By position; given ones and drawn ones."""
+    num_computed: int
     block_ids: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    decoder_start: int | None = None
+    starts: tuple[int, int, int] | None = None
+    """window_start, decoder_start, write_start of the first step: they stay."""
+    rings: _Rings = field(default_factory=lambda: ({}, {}))
     fault: str | None = None
     """Set once; a step that was launched before the fault was known gets it again."""
 
@@ -87,15 +96,20 @@ class FakeWorker:
 
     Args:
         block_tokens: as the CacheManager's.
+        window: rows of a ring; 0 for a model without.
         fault_at: request id -> position; the step whose rows reach it ends with a fault of this request.
     """
 
-    def __init__(self, *, block_tokens: int, vocab_size: int = 64, fault_at: Mapping[str, int] | None = None) -> None:
+    def __init__(self, *, block_tokens: int, window: int = 0, vocab_size: int = 64, fault_at: Mapping[str, int] | None = None) -> None:
         self.block_tokens = block_tokens
+        self.window = window
+        self.num_rows = 0
+        """Rows run so far."""
         self.vocab_size = vocab_size
         self.fault_at = dict(fault_at or {})
         self._slots: dict[int, _Slot] = {}
-        self._cells: dict[int, tuple[int, int]] = {}  # physical cell -> (position, token id)
+        self._cells: dict[int, _Entry] = {}  # by physical cell
+        self._snapshots: dict[int, tuple[int, _Rings]] = {}  # block -> (where it ends, the rings there)
         self._launched: deque[FakeStepHandle] = deque()
 
     def launch(self, plan: StepPlan) -> FakeStepHandle:
@@ -103,26 +117,36 @@ class FakeWorker:
         assert plan.steps, f"step {plan.step_id} is empty"
         self._check_reuse(plan)
         for new in plan.new_requests:
-            self._slots[new.slot] = _Slot(new, dict(enumerate(new.token_ids)))
+            self._slots[new.slot] = _Slot(new, dict(enumerate(new.token_ids)), new.start)
         owners = []
         for step in plan.steps:
             slot = self._slots[step.slot]
             assert slot.new.request_id == step.request_id, f"slot {step.slot} holds {slot.new.request_id}, not {step.request_id}"
+            self._clean(step.new_block_ids[max(0, step.write_start // self.block_tokens - len(slot.block_ids)) :])
             slot.block_ids.extend(step.new_block_ids)
             owners.append(slot)
         handle = FakeStepHandle(self, plan, owners)
         self._launched.append(handle)
         return handle
 
+    def _clean(self, block_ids: Sequence[int]) -> None:
+        """Blocks that are handed out afresh hold nothing that may be read."""
+        for block_id in block_ids:
+            self._snapshots.pop(block_id, None)
+            for cell in range(block_id * self.block_tokens, (block_id + 1) * self.block_tokens):
+                self._cells.pop(cell, None)
+
     def _check_reuse(self, plan: StepPlan) -> None:
-        """What a launched step may still touch must not be handed to anybody else."""
+        """What a launched step may still touch must not be handed to anybody else, unless it is published and adopted."""
+        newcomers = {new.request_id for new in plan.new_requests}
         for handle in self._launched:
             slots = {step.slot for step in handle.plan.steps}
             block_ids = {block_id for owner in handle.owners for block_id in owner.block_ids}
             for new in plan.new_requests:
                 assert new.slot not in slots, f"step {plan.step_id}: slot {new.slot} is still used by step {handle.plan.step_id}"
             for step in plan.steps:
-                assert block_ids.isdisjoint(step.new_block_ids), (
+                fresh = step.new_block_ids[step.write_start // self.block_tokens if step.request_id in newcomers else 0 :]
+                assert block_ids.isdisjoint(fresh), (
                     f"step {plan.step_id}: {step.request_id} got a block that step {handle.plan.step_id} still uses"
                 )
 
@@ -137,12 +161,19 @@ class FakeWorker:
         if slot.fault is not None:
             return RequestResult(fault=slot.fault)
         assert step.start == slot.num_computed, f"{name}: rows start at {step.start}, but {slot.num_computed} are computed"
-        assert slot.decoder_start in (None, step.decoder_start), f"{name}: decoder_start moved"
-        slot.decoder_start = step.decoder_start
+        starts = (step.window_start, step.decoder_start, step.write_start)
+        assert slot.starts in (None, starts), f"{name}: window_start, decoder_start or write_start moved"
+        if slot.starts is None and slot.new.restore_block:
+            self._restore(slot)
+        slot.starts = starts
         for position in range(step.start, end):
-            assert position in slot.token_ids, f"{name}: the id at {position} is not known to anybody"
-            self._cells[self._cell(slot, position)] = (position, slot.token_ids[position])
+            self._run_row(step, slot, position)
+        self.num_rows += step.num_tokens
         slot.num_computed = end
+        if step.snapshot_block:
+            assert slot.block_ids[end // self.block_tokens - 1] == step.snapshot_block and end % self.block_tokens == 0
+            encoder, decoder = slot.rings
+            self._snapshots[step.snapshot_block] = (end, (dict(encoder), dict(decoder)))
         fault_at = self.fault_at.get(name)
         if fault_at is not None and step.start <= fault_at < end:
             slot.fault = f"non-finite logits at position {fault_at}"
@@ -155,6 +186,28 @@ class FakeWorker:
             slot.token_ids[end] = next_token(history, new.num_prompt_tokens, new.sampling, new.eos_token_ids, self.vocab_size)
             token_ids = (slot.token_ids[end],)
         return RequestResult(token_ids=token_ids, prompt_logprobs=self._score(step, slot, end) if step.wants_prompt_logprobs else None)
+
+    def _run_row(self, step: RequestStep, slot: _Slot, position: int) -> None:
+        name, cell = step.request_id, self._cell(slot, position)
+        assert position in slot.token_ids, f"{name}: the id at {position} is not known to anybody"
+        entry = (position, slot.token_ids[position])
+        if position < step.write_start:
+            assert self._cells[cell] == entry, f"{name}: the adopted cell of position {position} holds {self._cells[cell]}"
+        else:
+            assert cell not in self._cells, f"{name}: the cell of position {position} is written twice"
+            self._cells[cell] = entry
+        for ring, lowest in zip(slot.rings, (step.window_start, step.decoder_start)):
+            if not self.window or position < lowest:
+                continue
+            ring[position % self.window] = entry
+            for seen in range(max(lowest, position - self.window + 1), position + 1):
+                held = ring.get(seen % self.window)
+                assert held == (seen, slot.token_ids[seen]), f"{name}: the window of {position} finds {held} for position {seen}"
+
+    def _restore(self, slot: _Slot) -> None:
+        position, (encoder, decoder) = self._snapshots[slot.new.restore_block]
+        assert position == slot.new.start, f"{slot.new.request_id}: starts at {slot.new.start}, restored to {position}"
+        slot.rings = (dict(encoder), dict(decoder))
 
     def _score(self, step: RequestStep, slot: _Slot, end: int) -> tuple[TokenLogprobs, ...]:
         assert step.decoder_start == 0, f"{step.request_id}: prompt logprobs need every row"
