@@ -15,6 +15,8 @@ import pytest
 from whalefall import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams
 from whalefall.core.errors import BadSampling, EngineDead, PromptTooLong, RequestError
 from whalefall.core.request import FinishReason
+from whalefall.engine.client import ThreadEngine
+from whalefall.engine.core import EngineCore
 from whalefall.engine.wiring import load_engine, open_model
 from whalefall.testing.engine import ScriptedWorker, piece_tokenizer, scripted_engine, small_config
 from whalefall.testing.tokenizer import byte_tokenizer
@@ -35,7 +37,7 @@ def toy_parts(request: pytest.FixtureRequest, toy_dir: object) -> Iterator[Calla
         async_scheduling=request.param,
     )
     opened = open_model(config)
-    yield lambda: AsyncLLM(opened, load_engine(opened))
+    yield lambda: AsyncLLM(opened, ThreadEngine(load_engine(opened)))
 
 
 @asynccontextmanager
@@ -43,12 +45,18 @@ async def running(engine: AsyncLLM) -> AsyncIterator[AsyncLLM]:
     """The engine, and the promise that nothing is left in it afterwards."""
     try:
         yield engine
-        await until(lambda: not engine._core.has_work)
+        await until(lambda: not core_of(engine).has_work)
         assert not engine._mailboxes and not engine._processor._open
     finally:
         await engine.shutdown()
-    engine._core.scheduler.cache.check()
-    assert engine._core.scheduler.cache.is_pristine
+    core_of(engine).scheduler.cache.check()
+    assert core_of(engine).scheduler.cache.is_pristine
+
+
+def core_of(engine: AsyncLLM) -> EngineCore:
+    client = engine._client
+    assert isinstance(client, ThreadEngine)
+    return client.core
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -118,7 +126,8 @@ async def test_random_leavers_disturb_nobody_and_leave_nothing(toy_parts: Callab
 
 def scripted(script: list[int], **config: object) -> tuple[AsyncLLM, ScriptedWorker]:
     worker = ScriptedWorker(lambda new: script)
-    return AsyncLLM(*scripted_engine(worker, piece_tokenizer(PIECES), small_config(vocab_size=8, **config))), worker
+    opened, core = scripted_engine(worker, piece_tokenizer(PIECES), small_config(vocab_size=8, **config))
+    return AsyncLLM(opened, ThreadEngine(core)), worker
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -132,7 +141,7 @@ async def test_a_stop_string_ends_the_stream_and_the_engines_work(is_ahead: bool
             worker.permits.release()
             await until(lambda: reading.done() or worker.num_launches > before)  # noqa: B023
         worker.permits.release(50)
-        await until(lambda: not engine._core.has_work)
+        await until(lambda: not core_of(engine).has_work)
         assert worker.num_launches <= 6  # three tokens, and what was under way when the match was seen
         whole, deltas = await reading
     (answer,) = whole.outputs
@@ -146,7 +155,7 @@ async def test_a_slow_reader_gets_joined_deltas_and_misses_nothing() -> None:
     async with running(engine):
         stream = engine.generate([0, 2], SamplingParams(max_tokens=40), "slow")
         first = await anext(stream)
-        await until(lambda: not engine._core.has_work)
+        await until(lambda: not core_of(engine).has_work)
         await asyncio.sleep(0)
         rest = [delta async for delta in stream]
     assert len(rest) <= 2
@@ -209,7 +218,7 @@ async def test_shutdown_ends_open_streams_with_abort() -> None:
     await stopping
     whole, _ = await task
     assert whole.outputs[0].finish_reason == "abort"
-    assert engine._core.scheduler.cache.is_pristine
+    assert core_of(engine).scheduler.cache.is_pristine
     assert not engine.is_alive
 
 
@@ -229,7 +238,8 @@ async def test_validate_refuses_before_anything_is_queued(
     prompt: list[int], params: SamplingParams, error: type[RequestError], words: str
 ) -> None:
     worker = ScriptedWorker(lambda new: [2])
-    engine = AsyncLLM(*scripted_engine(worker, byte_tokenizer(), small_config()))
+    opened, core = scripted_engine(worker, byte_tokenizer(), small_config())
+    engine = AsyncLLM(opened, ThreadEngine(core))
     with pytest.raises(error, match=words):
         engine.validate(prompt, params)
     with pytest.raises(error, match=words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,10 +14,18 @@ import typer
 from whalefall.cli.options import ModelArgument, engine_config, with_engine_options
 from whalefall.core.errors import ConfigError
 from whalefall.engine import embedded
+from whalefall.engine.supervisor import RestartPolicy, Supervisor
 from whalefall.observe.log import setup_logging
+from whalefall.observe.phases import Phases
+from whalefall.observe.trace import make_tracer
 from whalefall.server.config import ServerConfig
 
 _PANEL = "Server"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 @with_engine_options
@@ -40,17 +49,38 @@ def serve(
     disable_log_requests: Annotated[
         bool, typer.Option("--disable-log-requests", help="No log line per request.", rich_help_panel=_PANEL)
     ] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="A log line is text or a JSON object.", rich_help_panel=_PANEL)] = LogFormat.TEXT,
+    vllm_metrics: Annotated[
+        bool, typer.Option("--vllm-metrics", help="/metrics gives vLLM's own names too, for dashboards.", rich_help_panel=_PANEL)
+    ] = False,
+    otlp_traces_endpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Send a trace of each request there (OTLP over HTTP); needs the extra `otel`.", rich_help_panel=_PANEL),
+    ] = None,
+    engine_process: Annotated[
+        bool, typer.Option(help="Run the engine in a process of its own, which is restarted when it dies.", rich_help_panel=_PANEL)
+    ] = True,
+    max_engine_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts of the engine process in a row before it stays dead.", rich_help_panel=_PANEL)
+    ] = RestartPolicy().max_restarts,
     **engine_options: Any,
 ) -> None:
     """Serve a model over HTTP: OpenAI chat and completions, streamed or not, with health and metrics."""
-    setup_logging()
+    phases = Phases()
+    phases.mark("command")
+    setup_logging(log_format=log_format)
     if model is None:
         print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a real one.", file=sys.stderr)
     config = engine_config(model, engine_options)
     names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
     listener = _listen(host, port)
+    tracer = make_tracer(otlp_traces_endpoint)
+    # The engine process first: it imports torch while this one imports a web framework.
+    policy = RestartPolicy(max_restarts=max_engine_restarts)
+    supervisor = Supervisor(config, policy, log_format=log_format) if engine_process else None
+    phases.mark("launching the engine")
     # Only now: a wrong flag or a taken port should not wait for a web framework.
-    from whalefall.cli.server_process import run_server
+    from whalefall.cli.server_process import ServerProcess
 
     server_config = ServerConfig(
         served_model_names=names,
@@ -59,8 +89,10 @@ def serve(
         keep_alive_s=keep_alive_s,
         drain_timeout_s=drain_timeout_s,
         log_requests=not disable_log_requests,
+        vllm_metrics=vllm_metrics,
     )
-    raise typer.Exit(run_server(config, server_config, listener))
+    phases.mark("web framework")
+    raise typer.Exit(ServerProcess(config, server_config, listener, supervisor, phases, tracer).run())
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -8,13 +8,14 @@ what it still sends for that choice is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
 from whalefall.core.sampling import SamplingParams
 from whalefall.engine.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, position_logprobs
 from whalefall.observe.metrics import EngineStats
+from whalefall.observe.trace import RequestTrace
 from whalefall.text.detokenizer import make_detokenizer
 from whalefall.text.stop import StopMatcher
 from whalefall.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ class Choice:
         self.index = index
         self.engine_id = engine_id
         self.is_finished = False
+        self.finish_reason: FinishReason | None = None
         self.num_tokens = 0
         self.has_text = False
         self._sampling = sampling
@@ -90,6 +92,7 @@ class Choice:
             out.finish_reason, out.stop_reason = FinishReason.STOP, self._matcher.matched
         elif update.finish_reason is not None:
             out.finish_reason, out.stop_reason = update.finish_reason, update.stop_token_id
+        self.finish_reason = out.finish_reason
         self.is_finished = out.finish_reason is not None
 
 
@@ -121,6 +124,24 @@ class OpenRequest:
         output = RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, metrics=self.metrics)
         output.num_cached_tokens, output.error, output.finished = self.num_cached_tokens, self.error, self.is_finished
         return output
+
+    def trace(self, model: str, now_s: float, headers: Mapping[str, str] | None) -> RequestTrace:
+        """What a trace says of it, now that its reader is done."""
+        times = self.metrics
+        return RequestTrace(
+            request_id=self.request_id,
+            model=model,
+            arrival_s=times.arrival_time,
+            first_scheduled_s=times.first_scheduled_time,
+            first_token_s=times.first_token_time,
+            finished_s=now_s if times.finished_time is None else times.finished_time,
+            prompt_tokens=len(self.prompt_token_ids),
+            cached_tokens=self.num_cached_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            finish_reasons=tuple(choice.finish_reason or FinishReason.ABORT for choice in self.choices),
+            error=self.error,
+            headers=headers,
+        )
 
     def take_prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
         """All of them once they are complete, and then never again."""

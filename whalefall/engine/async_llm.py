@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AsyncLLM: the engine for an event loop. The step loop runs in a thread; text is made here, in the loop's thread.
+"""AsyncLLM: the engine for an event loop. Steps run in a thread or in a process of their own; text is made here, in the loop's thread.
 
 `generate` streams deltas. What the reader does not take in time is joined to one delta per request, so a slow reader costs no more than
 its own answer. Closing the iterator, or cancelling the task that reads it, aborts the request in the engine and frees everything.
@@ -9,63 +9,73 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from whalefall.core.errors import EngineDead
+from whalefall.core.errors import Busy, EngineDead
 from whalefall.core.request import AbortRequests, FinishReason, RequestUpdate
 from whalefall.core.sampling import SamplingParams
 from whalefall.core.seams import Clock, MonotonicClock
 from whalefall.engine.assembly import OpenRequest, OutputProcessor
+from whalefall.engine.client import EngineClient, ThreadEngine
 from whalefall.engine.config import EngineConfig
-from whalefall.engine.core import EngineCore
+from whalefall.engine.opened import OpenModel
 from whalefall.engine.outputs import RequestOutput
 from whalefall.engine.seeds import seed_source
 from whalefall.engine.validate import check_prompt, check_sampling
-from whalefall.engine.wiring import OpenModel, Progress, load_engine, open_model
 from whalefall.observe.log import RequestLog, get_logger
 from whalefall.observe.metrics import EngineStats
+from whalefall.observe.trace import Tracer, incoming_headers
+
+if TYPE_CHECKING:
+    from whalefall.engine.wiring import Progress
 
 log = get_logger(__name__)
 
 
 class AsyncLLM:
-    def __init__(self, opened: OpenModel, core: EngineCore, *, clock: Clock | None = None) -> None:
-        """Around an engine that is loaded; its loop starts with the first request. Use `from_config` to load one."""
+    def __init__(self, opened: OpenModel, client: EngineClient, *, clock: Clock | None = None, tracer: Tracer | None = None) -> None:
+        """Around an engine that is loaded. Use `from_config` to load one in this process."""
         self.model_name = opened.config.model_name
         self.config = opened.config
         self.tokenizer = opened.tokenizer
         self.definition = opened.definition
         self.model_config = opened.model_config
         self._eos_token_ids = opened.eos_token_ids
-        self._core = core
+        self._client = client
         self._clock = clock or MonotonicClock()
+        self._tracer = tracer
         self._processor = OutputProcessor(self.tokenizer, seed_source(self.config.seed))
         self._mailboxes: dict[int, _Mailbox] = {}
         """By identity of the open request."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._is_stopped = False
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, progress: Progress | None = None) -> Self:
-        """Load an engine; blocks, so a server calls it in a thread.
+        """Load an engine into this process; blocks, so a server calls it in a thread.
 
         Raises:
             ConfigError: every problem found.
         """
+        from whalefall.engine.wiring import load_engine, open_model  # brings torch, which the API process does without
+
         clock = MonotonicClock()
         opened = open_model(config)
-        return cls(opened, load_engine(opened, progress=progress, clock=clock), clock=clock)
+        return cls(opened, ThreadEngine(load_engine(opened, progress=progress, clock=clock)), clock=clock)
 
     @property
     def is_alive(self) -> bool:
-        return self._core.fault is None and not self._is_stopped
+        """Requests run now, or will again when the engine has been restarted."""
+        return self._client.fault is None
 
     @property
     def is_ready(self) -> bool:
-        return self.is_alive
+        return self._client.is_ready
+
+    @property
+    def retry_after_s(self) -> float:
+        """While alive and not ready: a guess of how long that lasts."""
+        return self._client.retry_after_s
 
     def validate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
         """
@@ -83,6 +93,7 @@ class AsyncLLM:
         Raises:
             RequestError: as `validate`, before anything is queued.
             EngineDead: the engine had ended before.
+            Busy: it is being restarted.
         """
         self.validate(prompt_token_ids, sampling)
         request, mailbox = self._open(prompt_token_ids, sampling, request_id, prompt)
@@ -107,21 +118,18 @@ class AsyncLLM:
                 self._send_abort(chosen, reason)
 
     def stats(self) -> EngineStats:
-        self._processor.stats.engine = self._core.gauges
+        self._processor.stats.engine = self._client.gauges
+        self._processor.stats.num_restarts = self._client.num_restarts
         return self._processor.stats
 
     async def shutdown(self) -> None:
         """End everything that runs with reason "abort", then the loop."""
-        self._is_stopped = True
-        self._core.stop()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        await self._client.shutdown()
 
     def _open(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, prompt: str | None
     ) -> tuple[OpenRequest, _Mailbox]:
-        if not self.is_alive:
-            raise EngineDead(self._core.fault or "the engine was shut down")
+        self._client.check()
         self._start()
         request, messages = self._processor.open(
             request_id, prompt_token_ids, sampling, prompt=prompt, eos_token_ids=self._eos_token_ids, arrival_s=self._clock.now_s()
@@ -129,8 +137,8 @@ class AsyncLLM:
         mailbox = self._mailboxes[id(request)] = _Mailbox(request)
         try:
             for message in messages:
-                self._core.send(message)
-        except EngineDead:
+                self._client.send(message)
+        except (EngineDead, Busy):
             self._close(request)
             raise
         return request, mailbox
@@ -142,29 +150,20 @@ class AsyncLLM:
         if left:
             RequestLog(log, request.request_id).info("closed by its reader after %d tokens", sum(c.num_tokens for c in request.choices))
             self._send_abort(left, FinishReason.ABORT)
+        if self._tracer is not None:
+            self._tracer(request.trace(self.model_name, self._clock.now_s(), incoming_headers.get()))
 
     def _send_abort(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         if engine_ids:
-            with contextlib.suppress(EngineDead):  # a dead engine has ended every request itself
-                self._core.send(AbortRequests(request_ids=tuple(engine_ids), reason=reason))
+            with contextlib.suppress(EngineDead, Busy):  # a dead engine has ended every request itself
+                self._client.send(AbortRequests(request_ids=tuple(engine_ids), reason=reason))
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             assert not self._mailboxes, "one engine serves one event loop at a time"
             self._loop = loop
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._core.run, args=(self._post,), name="whalefall-steps", daemon=True)
-            self._thread.start()
-
-    def _post(self, updates: list[RequestUpdate]) -> None:
-        """From the engine's thread to the event loop's."""
-        loop = self._loop
-        assert loop is not None
-        try:
-            loop.call_soon_threadsafe(self._deliver, updates)
-        except RuntimeError:
-            log.warning("the event loop is closed: %d updates have no reader", len(updates))
+            self._client.start(self._deliver)
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
         done = self._processor.process(updates, self._clock.now_s())

@@ -10,8 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
-
 from whalefall.core.cache_spec import DTYPE_BYTES, CacheSpec
 from whalefall.models.definition import WeightKind
 
@@ -120,6 +118,8 @@ def weight_facts(headers: Mapping[str, tuple[str, tuple[int, ...], int]], consum
 
 def find_device(wanted: Literal["auto", "cpu", "cuda"]) -> DeviceFacts | None:
     """The machine's device of that kind; None when there is no such device."""
+    import torch  # not above: who only reads facts, as the API process does, is spared the seconds of importing it
+
     has_gpu = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
         return None

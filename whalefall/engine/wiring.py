@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,44 +15,27 @@ from typing import Any, Literal
 import torch
 
 from whalefall.core.cache_spec import CacheSpec
-from whalefall.core.errors import ConfigError
 from whalefall.core.seams import Clock, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
 from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
+from whalefall.engine.opened import OpenModel, read_folder
 from whalefall.engine.resolve import ResolvedConfig, resolve
 from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition, WeightKind
-from whalefall.models.registry import find_definition
 from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
-from whalefall.text.tokenizer import Tokenizer
 from whalefall.weights.check import check_checkpoint
 from whalefall.weights.loader import format_report, load_checkpoint
 from whalefall.weights.safetensors import ShardSet
 
+__all__ = ["OpenModel", "build_engine", "load_engine", "open_model"]
+
 log = get_logger(__name__)
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenModel:
-    """A checkpoint that was looked at and found good, and how it will run."""
-
-    model_dir: Path
-    definition: ModelDefinition
-    model_config: ModelConfig
-    tokenizer: Tokenizer
-    config: ResolvedConfig
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The model's, and the tokenizer's if it names another."""
-        own = self.tokenizer.eos_token_id
-        return tuple(dict.fromkeys((*self.model_config.eos_token_ids, *(() if own is None else (own,)))))
 
 
 def build_engine(config: EngineConfig, *, progress: Progress | None = None, clock: Clock | None = None) -> EngineCore:
@@ -67,13 +48,9 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None, cloc
 
 
 def open_model(config: EngineConfig) -> OpenModel:
-    model_dir = Path(config.model)
-    values, config_file = _read_config(model_dir)
-    definition = find_definition(values, config_file)
-    model_config = definition.parse_config(values, config_file)
-    tokenizer = Tokenizer.from_dir(config.tokenizer or model_dir)
-    resolved = resolve(config, _model_facts(model_dir, definition, model_config), find_device(config.device))
-    return OpenModel(model_dir=model_dir, definition=definition, model_config=model_config, tokenizer=tokenizer, config=resolved)
+    folder = read_folder(config)
+    facts = _model_facts(folder.model_dir, folder.definition, folder.model_config)
+    return folder.opened(resolve(config, facts, find_device(config.device)))
 
 
 def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: Clock | None = None) -> EngineCore:
@@ -92,21 +69,6 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
         is_one_step_ahead=config.async_scheduling,
         stats_interval_s=config.stats_interval_s,
     )
-
-
-def _read_config(model_dir: Path) -> tuple[dict[str, Any], str]:
-    file = model_dir / "config.json"
-    if not model_dir.is_dir():
-        raise ConfigError(f"{model_dir}: no such directory; give the directory of a checkpoint")
-    if not file.is_file():
-        raise ConfigError(f"{file}: not found; a checkpoint needs config.json, *.safetensors and tokenizer.json")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file}: must hold an object, found {type(values).__name__}")
-    return values, str(file)
 
 
 def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig) -> ModelFacts:

@@ -72,6 +72,8 @@ class EngineStats:
     """Completions that ended normally without any text."""
     num_requests: int = 0
     """Requests accepted."""
+    num_restarts: int = 0
+    """Times the engine process was started again."""
     ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))
     """Arrival to first token, per completion."""
     itl_s: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS_S))

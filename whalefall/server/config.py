@@ -22,5 +22,7 @@ class ServerConfig:
     """How long a stream waits for the engine's first word before it sends its headers: a fault in that time gets a real status code."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, running answers may finish for this long; then they end with reason "abort"."""
+    vllm_metrics: bool = False
+    """/metrics gives every number under vLLM's own names too."""
     log_requests: bool = True
     """A line in the log for each request at its end."""

@@ -35,6 +35,8 @@ class Engine(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def is_alive(self) -> bool: ...
+    @property
+    def retry_after_s(self) -> float: ...
     def validate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None: ...
     def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None
@@ -66,7 +68,7 @@ class Door:
 
     @property
     def is_alive(self) -> bool:
-        """Loading counts as alive; a dead engine does not."""
+        """Loading counts as alive, and so does an engine that is being restarted; one that stays dead does not."""
         return self._engine is None or self._engine.is_alive
 
     @property
@@ -82,10 +84,12 @@ class Door:
         """The engine, if a new request may go to it now."""
         if self.is_draining:
             raise Busy("the server is shutting down", retry_after_s=self.config.drain_timeout_s)
-        if self._engine is None or not self._engine.is_ready:
+        if self._engine is None:
             raise Busy("the model is still loading", retry_after_s=1.0)
         if not self._engine.is_alive:
             raise EngineDead("the engine has stopped")
+        if not self._engine.is_ready:
+            raise Busy("the engine has stopped and is being started again", retry_after_s=self._engine.retry_after_s)
         return self._engine
 
     @property

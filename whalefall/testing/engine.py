@@ -17,8 +17,8 @@ from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan
 from whalefall.core.request import TokenLogprobs
 from whalefall.core.seams import Clock, MonotonicClock
 from whalefall.engine.core import EngineCore
+from whalefall.engine.opened import OpenModel
 from whalefall.engine.resolve import ResolvedConfig
-from whalefall.engine.wiring import OpenModel
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler

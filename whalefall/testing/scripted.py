@@ -82,6 +82,7 @@ class ScriptedLLM:
         self.definition = SimpleNamespace(chat_format=chat_format)
         self.is_ready = True
         self.is_alive = True
+        self.retry_after_s = 3.0
         self.gate = asyncio.Event()
         """Steps wait until it is set; it is, unless a test clears it."""
         self.gate.set()
