@@ -177,13 +177,13 @@ class PrefixIndex:
 
     def forget(self, nodes: Iterable[Node]) -> tuple[list[Node], list[int]]:
         """Make these and all that follow them unfindable; what was forgotten, and the blocks that are free now because they were idle."""
-        doomed = {node for node in nodes if node.is_listed}
+        doomed = dict.fromkeys(node for node in nodes if node.is_listed)  # not a set: what is freed has an order
         if not doomed:
             return [], []
         # A parent is published before its children, and the dictionary keeps that order: one pass finds every descendant.
         for node in self:
             if node.parent in doomed:
-                doomed.add(node)
+                doomed[node] = None
         freed = []
         for node in doomed:
             del self._nodes[node.key]
