@@ -82,6 +82,15 @@ def test_missing_bytes_are_shown_where_it_does_not_fit(released: Path) -> None:
     assert "missing" in text
 
 
+@pytest.mark.parametrize(("gpu", "count", "enough"), [("h100", 4, 8), ("h200", 1, 4), ("l40s", 8, 16)])
+def test_plan_that_does_not_fit_says_how_many_cards_would_do(released: Path, gpu: str, count: int, enough: int) -> None:
+    made = plan_model(released, CARDS[gpu], count)
+    assert made.config is None
+    assert made.notes[0] == f"it fits on {enough} x {CARDS[gpu].name}"
+    assert plan_model(released, CARDS[gpu], enough).config is not None
+    assert plan_model(released, CARDS[gpu], enough // 2).config is None
+
+
 def test_plan_says_where_engram_goes_and_what_was_not_measured(released: Path) -> None:
     notes = " ".join(plan_model(released, CARDS["b200"], 8).notes)
     assert "203 GB" in notes

@@ -28,6 +28,7 @@ from whalefall.runtime.worker.memory import blocks_for
 from whalefall.weights.check import find_problems
 from whalefall.weights.safetensors import ShardSet
 
+USUAL_COUNTS = (2, 4, 8, 16, 32)
 CONTEXTS = (4_096, 32_768, 131_072, 1_048_576)
 
 
@@ -86,6 +87,7 @@ def plan_model(model_dir: Path, card: Card, num_cards: int = 1, options: EngineC
     asked = replace(options or EngineConfig(model=model_dir), model=model_dir, device="cuda")
     facts, footprint = model_facts(model_dir, definition, config, num_cards)
     resolved, problems = _try(asked, facts, device)
+    enough = None if resolved or footprint is None else _enough_cards(asked, facts, footprint, device)
     weights: Literal["packed", "dense"] = resolved.weights if resolved else "packed" if asked.weights == "auto" else asked.weights
     dtype: DtypeName = resolved.dtype if resolved else "bfloat16" if asked.dtype == "auto" else asked.dtype
     kv_cache_dtype: Any = resolved.kv_cache_dtype if resolved else "model"
@@ -101,7 +103,7 @@ def plan_model(model_dir: Path, card: Card, num_cards: int = 1, options: EngineC
         problems=problems,
         spec=facts.cache_spec(dtype, weights, kv_cache_dtype, asked.block_size),
         fittings=_fittings(resolved, num_cards, facts.max_position_embeddings) if resolved else (),
-        notes=tuple(_notes(card, num_cards, facts.weights.mapped_bytes())),
+        notes=(*([f"it fits on {enough} x {card.name}"] if enough else []), *_notes(card, num_cards, facts.weights.mapped_bytes())),
         flags=_flags(resolved) if resolved and num_cards == 1 else (),
     )
 
@@ -147,6 +149,16 @@ def _try(asked: EngineConfig, facts: ModelFacts, device: DeviceFacts) -> tuple[R
         return resolve(asked, facts, device), ()
     except ConfigError as error:
         return None, error.problems
+
+
+def _enough_cards(asked: EngineConfig, facts: ModelFacts, footprint: WeightFootprint, device: DeviceFacts) -> int | None:
+    """The smallest usual number of cards on which the same choices fit."""
+    for count in USUAL_COUNTS:
+        if count > footprint.num_expert_ranks:
+            shared_out = replace(facts, weights=WeightFootprint(footprint.kinds, count))
+            if _try(asked, shared_out, device)[0] is not None:
+                return count
+    return None
 
 
 def _source(model_dir: Path, definition: ModelDefinition, config: ModelConfig) -> str:
