@@ -160,9 +160,13 @@ class CacheManager:
         """By how much `num_free_blocks` would fall if positions [0, num_tokens) were reserved on top of a hit."""
         return self.blocks_for(num_tokens) - len(hit) + sum(node.num_holders == 0 for node in hit)
 
+    def has_room(self, num_wanted: int) -> bool:
+        """Whether there are a slot and so many blocks."""
+        return bool(self._free_slots) and num_wanted <= self.num_free_blocks
+
     def reserve(self, num_tokens: int, hit: Sequence[Node] = ()) -> Reservation | None:
         """A slot and blocks for positions [0, num_tokens), the first of them adopted; None (and no change) when there are not enough."""
-        if not self._free_slots or self.num_wanted(num_tokens, hit) > self.num_free_blocks:
+        if not self.has_room(self.num_wanted(num_tokens, hit)):
             return None
         reservation = Reservation(self._free_slots.pop(), epoch=self.index.epoch)
         self._held.add(reservation)

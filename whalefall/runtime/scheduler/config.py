@@ -46,6 +46,11 @@ class SchedulerConfig:
         if problems:
             raise ConfigError(problems)
 
+    def min_hit_tokens(self, block_tokens: int) -> int:
+        """The smallest prefix that is ever adopted."""
+        rows = self.replay_rows if self.replay == "bounded" else 0
+        return (rows // block_tokens + 1) * block_tokens
+
     @property
     def takes_snapshots(self) -> bool:
         """Whether steps end at block borders, so that the fixed state can be kept there."""

@@ -45,13 +45,17 @@ def max_total_tokens(request: EngineRequest, config: SchedulerConfig, cache: Cac
     return limit if max_tokens is None else min(limit, len(request.prompt_token_ids) + max_tokens)
 
 
+def may_hit(state: RequestState, config: SchedulerConfig) -> bool:
+    """Whether a request adopts what is known of its prompt. Prompt log-probabilities need every row."""
+    return config.prefix_caching and state.request.use_prefix_cache and state.sampling.prompt_logprobs is None
+
+
 def find_hit(state: RequestState, config: SchedulerConfig, cache: CacheManager) -> list[Node]:
     """The published blocks that a request adopts at (re)admission; none for a miss.
 
     Bounded replay of a hit that is no longer than the replay would compute the whole of it again: a miss costs the same and is exact.
-    Prompt log-probabilities need every row.
     """
-    if not config.prefix_caching or not state.request.use_prefix_cache or state.sampling.prompt_logprobs is not None:
+    if not may_hit(state, config):
         return []
     assert state.chain is not None
     state.chain.extend(state.token_ids)  # a preempted request's answer is part of what it looks for

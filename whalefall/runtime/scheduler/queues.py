@@ -8,6 +8,7 @@ queue, preemption moves the newest running request back to that front; so the or
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from whalefall.runtime.scheduler.state import RequestState
 
@@ -25,6 +26,10 @@ class RequestQueue:
     def snapshot(self) -> list[RequestState]:
         """The requests, oldest first, as a copy: the queue may change under a loop over it."""
         return list(self._states.values())
+
+    def first(self, count: int) -> list[RequestState]:
+        """The oldest `count` requests."""
+        return list(islice(self._states.values(), count))
 
     @property
     def oldest(self) -> RequestState:

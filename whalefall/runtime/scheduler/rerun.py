@@ -14,6 +14,8 @@ from whalefall.core.plan import RequestResult, StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, TokenLogprobs
 from whalefall.core.sampling import SamplingParams
 from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.kvcache.tiers.ledger import LedgerConfig, TierLedger
+from whalefall.runtime.kvcache.tiers.moves import MoveReport
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.scheduler.trace import TraceWriter
@@ -26,7 +28,9 @@ def rerun(lines: Iterable[str]) -> list[str]:
     events = (json.loads(line) for line in lines)
     start = next(events)
     assert start["event"] == "start", "a trace begins with its start line"
-    scheduler = Scheduler(SchedulerConfig(**start["config"]), CacheManager(**start["cache"]), trace=TraceWriter(again.append))
+    cache = CacheManager(**start["cache"])
+    tiers = None if start["tiers"] is None else TierLedger(cache, LedgerConfig(**start["tiers"]))
+    scheduler = Scheduler(SchedulerConfig(**start["config"]), cache, tiers=tiers, trace=TraceWriter(again.append))
     for event in events:
         _apply(event, scheduler, plans)
     return again
@@ -43,6 +47,8 @@ def _apply(event: dict[str, Any], scheduler: Scheduler, plans: deque[StepPlan]) 
             plans.clear()
         case "reset_prefix_cache":
             scheduler.reset_prefix_cache()
+        case "moved":
+            scheduler.moved(MoveReport(*event["report"]))
         case "plan":
             plan = scheduler.plan(event["now_s"])
             if plan is not None:

@@ -26,6 +26,8 @@ from whalefall.core.errors import RequestError
 from whalefall.core.plan import NewRequest, RequestResult, RequestStep, StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
 from whalefall.runtime.kvcache.manager import CacheManager, Reservation
+from whalefall.runtime.kvcache.tiers.ledger import TierLedger
+from whalefall.runtime.kvcache.tiers.moves import Move, MoveReport
 from whalefall.runtime.scheduler import policy
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.queues import RequestQueue
@@ -34,12 +36,18 @@ from whalefall.runtime.scheduler.trace import TraceWriter
 
 MAX_IN_FLIGHT = 2
 """Plans made and not committed."""
+PREFETCH_AHEAD = 16
+"""So many of those who wait have their blocks brought into the host's memory before it is their turn."""
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, cache: CacheManager, *, trace: TraceWriter | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheManager, *, tiers: TierLedger | None = None, trace: TraceWriter | None = None
+    ) -> None:
+        """tiers: the account of the tiers below the device's blocks, made over the same cache; None when there are none."""
         self.config = config
         self.cache = cache
+        self.tiers = tiers
         self.num_preemptions = 0
         self._trace = trace
         self._live: dict[str, RequestState] = {}
@@ -48,8 +56,9 @@ class Scheduler:
         self._in_flight: deque[_Launched] = deque()
         self._next_step_id = 0
         self._done_step_id = -1
+        self._committed_s = 0.0
         if trace is not None:
-            trace.start(config, cache)
+            trace.start(config, cache, tiers)
 
     @property
     def num_running(self) -> int:
@@ -109,16 +118,39 @@ class Scheduler:
             self._trace.reset_prefix_cache()
         self.cache.reset()
 
+    def take_moves(self) -> list[Move]:
+        """What shall be copied between tiers, to be begun now. Ask after each plan and each commit."""
+        return [] if self.tiers is None else self.tiers.take_moves()
+
+    def moved(self, report: MoveReport) -> None:
+        """A move has ended. Every move that was taken is reported once."""
+        assert self.tiers is not None, "a move is reported, but there are no tiers"
+        if self._trace is not None:
+            self._trace.moved(report)
+        self.tiers.report(report)
+
+    @property
+    def waits_for_moves(self) -> bool:
+        """Whether a report may let a request go on that cannot now."""
+        return self.tiers is not None and self.tiers.has_moves
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When to plan again if no report comes before: somebody will have waited long enough."""
+        waiting = [s.prefetch for s in self._waiting.first(PREFETCH_AHEAD) if s.prefetch is not None]
+        return None if self.tiers is None else self.tiers.next_deadline_s(waiting)
+
     def plan(self, now_s: float) -> StepPlan | None:
-        """The next step, or None: nothing can run before the plan in flight is committed, or there is no work at all."""
+        """The next step, or None: nothing can run before the plan in flight is committed, or a move reported, or there is no work."""
         assert len(self._in_flight) < MAX_IN_FLIGHT, "plan called again before the commit of the last plan but one"
         draft = _Draft(self._next_step_id, self.config.max_num_batched_tokens)
         self._plan_running(draft)
+        self._prefetch(now_s)
         self._admit(draft, now_s)
         plan = None
         if draft.steps:
             plan = StepPlan(draft.step_id, tuple(draft.new_requests), tuple(draft.steps))
-            self._in_flight.append(_Launched(plan, draft.states))
+            self._in_flight.append(_Launched(plan, draft.states, now_s))
             self._next_step_id += 1
         if self._trace is not None:
             self._trace.plan(plan, now_s)
@@ -135,6 +167,9 @@ class Scheduler:
         launched = self._in_flight.popleft()
         self._done_step_id = plan.step_id
         self.cache.step_done(plan.step_id)
+        if self.tiers is not None:
+            self.tiers.cost.note_step(plan.num_tokens, now_s - max(launched.planned_s, self._committed_s))
+            self._committed_s = now_s
         updates = []
         # States by identity, not by id: an id may have ended and come back while the step was under way.
         for step, state, gave in zip(launched.plan.steps, launched.states, result.results, strict=True):
@@ -177,15 +212,32 @@ class Scheduler:
             new_ids = self.cache.extend(reservation, state.num_scheduled + 1)
             if new_ids is not None:
                 return new_ids
-            if self.cache.num_retiring_blocks:
-                return None  # they are free after the next commit: no need to preempt anybody yet
+            if self.cache.num_returning_blocks:
+                return None  # they are free after the next commit, or the next report: no need to preempt anybody yet
             victim = self._running.newest
             self._preempt(victim)
             if victim is state:
                 return None
 
+    def _prefetch(self, now_s: float) -> None:
+        """Bring what lower tiers know of the next prompts closer, before it is their turn."""
+        if self.tiers is not None:
+            for state in self._waiting.first(PREFETCH_AHEAD):
+                self._has_arrived(state, now_s, may_load=False)
+
+    def _has_arrived(self, state: RequestState, now_s: float, *, may_load: bool) -> bool:
+        """Whether nothing (more) is to be waited for from lower tiers before this request enters."""
+        if self.tiers is None or not policy.may_hit(state, self.config):
+            return True
+        if state.prefetch is None:
+            assert state.chain is not None
+            state.chain.extend(state.token_ids)
+            num_blocks = (len(state.token_ids) - 1) // self.cache.block_tokens  # a hit leaves at least one token to compute
+            state.prefetch = self.tiers.begin(state.chain.keys[:num_blocks], state.token_ids)
+        return self.tiers.advance(state.prefetch, now_s, may_load=may_load)
+
     def _admit(self, draft: _Draft, now_s: float) -> None:
-        """Strictly first come, first served: a small request never overtakes a large one that waits for room."""
+        """Strictly first come, first served: a small request never overtakes a large one that waits for room, or for its blocks."""
         while draft.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             state = self._waiting.oldest
             if self._is_in_flight(state):
@@ -195,12 +247,14 @@ class Scheduler:
             num_wanted = self.cache.num_wanted(num_known, hit)
             if self._running and not policy.is_above_watermark(num_wanted, len(self._running), self.cache):
                 return
-            reservation = self.cache.reserve(num_known, hit)
-            if reservation is None:
+            if not self.cache.has_room(num_wanted) or not self._has_arrived(state, now_s, may_load=True):
                 return
+            reservation = self.cache.reserve(num_known, hit)
+            assert reservation is not None
             self._waiting.remove(state)
             self._running.push_newest(state)
             state.phase = Phase.RUNNING
+            state.prefetch = None
             state.reservation = reservation
             self._begin(state, len(hit) * self.cache.block_tokens)
             if state.first_scheduled_s is None:
@@ -352,6 +406,7 @@ class _Launched(NamedTuple):
     plan: StepPlan
     states: list[RequestState]
     """Aligned with plan.steps."""
+    planned_s: float
 
 
 class _Draft:

@@ -14,6 +14,7 @@ from whalefall.core.request import EngineRequest, RequestTimings
 from whalefall.core.sampling import SamplingParams
 from whalefall.runtime.kvcache.manager import Reservation
 from whalefall.runtime.kvcache.prefix_index import KeyChain
+from whalefall.runtime.kvcache.tiers.ledger import Prefetch
 
 
 class Phase(Enum):
@@ -48,6 +49,8 @@ class RequestState:
     """Tokens in adopted blocks."""
     chain: KeyChain | None = None
     """Keys of its full blocks; None without a prefix cache."""
+    prefetch: Prefetch | None = None
+    """What it waits for from lower tiers, since it waits to enter."""
     num_cached_tokens: int = 0
     """Prompt tokens adopted at the first admission."""
     reservation: Reservation | None = None

@@ -15,6 +15,8 @@ from typing import Any
 from whalefall.core.plan import StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason
 from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.kvcache.tiers.ledger import TierLedger
+from whalefall.runtime.kvcache.tiers.moves import MoveReport
 from whalefall.runtime.scheduler.config import SchedulerConfig
 
 
@@ -24,9 +26,9 @@ class TraceWriter:
     def __init__(self, sink: Callable[[str], object]) -> None:
         self._sink = sink
 
-    def start(self, config: SchedulerConfig, cache: CacheManager) -> None:
+    def start(self, config: SchedulerConfig, cache: CacheManager, tiers: TierLedger | None) -> None:
         sizes = {"num_blocks": cache.num_blocks, "block_tokens": cache.block_tokens, "num_slots": cache.num_slots}
-        self._write("start", config=asdict(config), cache=sizes)
+        self._write("start", config=asdict(config), cache=sizes, tiers=None if tiers is None else asdict(tiers.config))
 
     def add(self, request: EngineRequest) -> None:
         self._write("add", request=asdict(request))
@@ -39,6 +41,9 @@ class TraceWriter:
 
     def reset_prefix_cache(self) -> None:
         self._write("reset_prefix_cache")
+
+    def moved(self, report: MoveReport) -> None:
+        self._write("moved", report=report)
 
     def plan(self, plan: StepPlan | None, now_s: float) -> None:
         if plan is None:

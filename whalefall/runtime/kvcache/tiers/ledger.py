@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TierLedger: which records are where, what moves, and for whom a request waits. Keys and numbers only; the scheduler is the caller.
 
-    published   blocks have become findable on the device     -> Store to the host; when that is reported, Write to the disk
+    published   blocks have become findable on the device     -> Store to the host, then Write to the disk
     advance     a request waits to enter                      -> Probe and Fetch from the disk, then Load from the host, or nothing
     report      a move has ended                              -> rows and blocks change hands
     take_moves  what the mover shall do next
@@ -99,7 +99,7 @@ class _UnderWay:
     """Held on the device."""
     nodes: list[Node] = field(default_factory=list)
     """Of a Store: what is copied, aligned with the move's keys."""
-    is_void: bool = False
+    is_suspect: bool = False
     """Its records came under suspicion meanwhile."""
 
 
@@ -156,7 +156,11 @@ class TierLedger:
         self._device.index.hold(path)
         keys = tuple(node.key for node in fresh)
         self._storing.update(keys)
-        self._start(Store(self._new_id(), keys, tuple(n.block_id for n in fresh), tuple(rows)), path=path, nodes=fresh)
+        then = self._plan_write(keys, rows)
+        store = Store(self._new_id(), keys, tuple(node.block_id for node in fresh), tuple(rows), then)
+        self._start(store, path=path, nodes=fresh)
+        if then is not None:
+            self._under_way[then.move_id] = _UnderWay(then, self._device.index.epoch)
 
     def begin(self, keys: Sequence[bytes], token_ids: Sequence[int]) -> Prefetch:
         """For a request that waits to enter, with what it knows now."""
@@ -182,19 +186,18 @@ class TierLedger:
         """A move has ended."""
         way = self._under_way.pop(report.move_id, None)
         assert way is not None, f"move {report.move_id} is reported twice, or never began"
-        if way.epoch != self._device.index.epoch:
-            way.is_void = True
+        is_void = way.is_suspect or way.epoch != self._device.index.epoch
         match way.move:
             case Store():
-                self._end_store(way.move, way, report)
+                self._end_store(way.move, way, report, is_void=is_void)
             case Load():
-                self._end_load(way.move, way, report)
+                self._end_load(way.move, way, report, is_void=is_void)
             case Probe():
-                self._end_probe(way.move, way, report)
+                self._end_probe(way.move, way, report, is_void=is_void)
             case Fetch():
-                self._end_fetch(way.move, way, report)
+                self._end_fetch(way.move, way, report, is_void=is_void)
             case Write():
-                self._end_write(way.move, report)
+                self._end_write(way.move, way, report)
         self._device.let_go(way.path)  # last: what was loaded hangs on it
 
     def take_moves(self) -> list[Move]:
@@ -211,7 +214,7 @@ class TierLedger:
         self.book.forget(doomed)
         for way in self._under_way.values():
             if not doomed.isdisjoint(way.move.keys):
-                way.is_void = True
+                way.is_suspect = True
         if self.config.has_store and doomed:
             self._start(Remove(self._new_id(), tuple(doomed)))
 
@@ -274,13 +277,13 @@ class TierLedger:
     def _is_hit(self, num_blocks: int) -> bool:
         return num_blocks * self._device.block_tokens > self.config.min_hit_tokens
 
-    def _end_probe(self, move: Probe, way: _UnderWay, report: MoveReport) -> None:
+    def _end_probe(self, move: Probe, way: _UnderWay, report: MoveReport, *, is_void: bool) -> None:
         self._sought.difference_update(move.keys)
         prefetch = way.prefetch
         assert prefetch is not None
         if report.num_done < len(move.keys):
             prefetch.has_more = False
-        is_wanted = prefetch.stage is Stage.FETCHING and not way.is_void
+        is_wanted = prefetch.stage is Stage.FETCHING and not is_void
         rows = self.book.take(report.num_done) if is_wanted and report.num_done else []
         if rows:
             keys = move.keys[: len(rows)]
@@ -291,11 +294,11 @@ class TierLedger:
             prefetch.has_more = False
             prefetch.stage = Stage.READY
 
-    def _end_fetch(self, move: Fetch, way: _UnderWay, report: MoveReport) -> None:
+    def _end_fetch(self, move: Fetch, way: _UnderWay, report: MoveReport, *, is_void: bool) -> None:
         self._sought.difference_update(move.keys)
         self.cost.note_fetch(report.num_done, report.elapsed_s)
         self.counters.disk_hits += report.num_done
-        if not way.is_void:
+        if not is_void:
             for key, row in zip(move.keys[: report.num_done], move.rows):
                 self.book.enter(key, row)
         self.book.unpin(move.rows)
@@ -306,14 +309,14 @@ class TierLedger:
         if prefetch.stage is Stage.FETCHING:
             prefetch.stage = Stage.READY
 
-    def _end_load(self, move: Load, way: _UnderWay, report: MoveReport) -> None:
+    def _end_load(self, move: Load, way: _UnderWay, report: MoveReport, *, is_void: bool) -> None:
         self.book.unpin(move.rows)
         prefetch = way.prefetch
         assert prefetch is not None
         is_done = report.num_done == len(move.keys)
         if is_done:
             self.cost.note_load(report.num_done, report.elapsed_s)
-        if is_done and not way.is_void:
+        if is_done and not is_void:
             self.counters.loaded_blocks += len(move.keys)
             self._device.adopt(way.path, move.keys, move.block_ids, prefetch.token_ids)
         else:
@@ -323,29 +326,35 @@ class TierLedger:
 
     # The way down: device to host to disk.
 
-    def _end_store(self, move: Store, way: _UnderWay, report: MoveReport) -> None:
+    def _end_store(self, move: Store, way: _UnderWay, report: MoveReport, *, is_void: bool) -> None:
         self._storing.difference_update(move.keys)
         kept: list[tuple[bytes, int]] = []
-        if report.num_done == len(move.keys) and not way.is_void:
+        if report.num_done == len(move.keys) and not is_void:
             kept = [(key, row) for key, row, node in zip(move.keys, move.rows, way.nodes) if node.is_listed]
         for key, row in kept:
             self.book.enter(key, row)
         self.counters.stored_blocks += len(kept)
-        if self.config.has_store:
-            writing = kept[: self._max_writing - self._num_writing]
-            self.counters.skipped_writes += len(kept) - len(writing)
-            if writing:
-                self._num_writing += len(writing)
-                rows = tuple(row for _, row in writing)
-                self.book.pin(rows)
-                self._start(Write(self._new_id(), tuple(key for key, _ in writing), rows))
         self.book.unpin(move.rows)
 
-    def _end_write(self, move: Write, report: MoveReport) -> None:
+    def _plan_write(self, keys: tuple[bytes, ...], rows: Sequence[int]) -> Write | None:
+        """What of a Store goes on to the disk; its rows stay pinned until it is there."""
+        if not self.config.has_store:
+            return None
+        count = min(len(keys), self._max_writing - self._num_writing)
+        self.counters.skipped_writes += len(keys) - count
+        if count == 0:
+            return None
+        self._num_writing += count
+        self.book.pin(rows[:count])
+        return Write(self._new_id(), keys[:count], tuple(rows[:count]))
+
+    def _end_write(self, move: Write, way: _UnderWay, report: MoveReport) -> None:
         self._num_writing -= len(move.keys)
         self.counters.written_blocks += report.num_done
         self.counters.skipped_writes += len(move.keys) - report.num_done
         self.book.unpin(move.rows)
+        if way.is_suspect:
+            self._start(Remove(self._new_id(), move.keys))  # the first removal may have come before the write
 
     def _new_id(self) -> int:
         self._next_move_id += 1

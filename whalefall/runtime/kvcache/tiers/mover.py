@@ -11,6 +11,7 @@ Every move is reported exactly once. Whatever goes wrong in a lane costs hits, n
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -68,11 +69,11 @@ class Mover:
         self._num_read_faults = 0
         self._reports: deque[MoveReport] = deque()
         self._closing = threading.Event()
-        self._copy_lane = _Lane("copy", self._copy, self._report)
+        self._copy_lane = _Lane("copy", self._copy, self._end)
         self._lanes = [self._copy_lane]
         if store is not None:
-            self._read_lane = _Lane("read", self._read, self._report)
-            self._write_lane = _Lane("write", self._write, self._report)
+            self._read_lane = _Lane("read", self._read, self._end)
+            self._write_lane = _Lane("write", self._write, self._end)
             self._lanes += [self._read_lane, self._write_lane]
 
     @property
@@ -96,14 +97,25 @@ class Mover:
             reports.append(self._reports.popleft())
         return reports
 
-    def close(self) -> None:
-        """Wait for the moves that have begun; those still queued are reported as not done."""
+    def close(self, drain_s: float = 0.0) -> None:
+        """Give what is queued so much time, wait for the moves that have begun, and report the rest as not done. More calls do nothing."""
+        if self._closing.is_set():
+            return
+        until_s = time.monotonic() + drain_s
+        for lane in self._lanes:  # in the order in which records go down
+            lane.drain(until_s)
         self._closing.set()
         for lane in self._lanes:
             lane.close()
 
-    def _report(self, report: MoveReport) -> None:
-        self._reports.append(report)
+    def _end(self, move: Move, num_done: int, elapsed_s: float) -> None:
+        """From a lane's thread: report, and see to what follows."""
+        if isinstance(move, Store) and move.then is not None:
+            if num_done == len(move.keys):
+                self._write_lane.put(0, move.then)
+            else:
+                self._end(move.then, 0, 0.0)
+        self._reports.append(MoveReport(move.move_id, num_done, elapsed_s))
         self.wake()
 
     def _copy(self, move: Move) -> int:
@@ -192,30 +204,36 @@ class RateCap:
 
 
 class _Lane:
-    """One thread that carries out moves, urgent ones first, and reports each."""
+    """One thread that carries out moves, urgent ones first, and tells of each end."""
 
-    def __init__(self, name: str, act: Callable[[Move], int], report: Callable[[MoveReport], None]) -> None:
+    def __init__(self, name: str, act: Callable[[Move], int], end: Callable[[Move, int, float], None]) -> None:
         self._act = act
-        self._report = report
+        self._end = end
         self._name = name
         self._queue: queue.PriorityQueue[tuple[int, int, Move | None]] = queue.PriorityQueue(MAX_QUEUED)
-        self._num_put = 0
+        self._serial = itertools.count(1)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"whalefall-cache-{name}", daemon=True)
         self._thread.start()
 
     def put(self, priority: int, move: Move) -> None:
-        self._num_put += 1
         try:
             if self._is_closed:
                 raise queue.Full
-            self._queue.put_nowait((priority, self._num_put, move))
+            self._queue.put_nowait((priority, next(self._serial), move))
         except queue.Full:
-            self._report(MoveReport(move.move_id, 0))
+            self._end(move, 0, 0.0)
+
+    def drain(self, until_s: float) -> None:
+        """Wait until everything that was put has ended, or until then."""
+        with self._queue.all_tasks_done:
+            while self._queue.unfinished_tasks and (left_s := until_s - time.monotonic()) > 0:
+                self._queue.all_tasks_done.wait(left_s)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._queue.put((2, 0, None))
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put((2, 0, None))  # behind all moves
         self._thread.join()
 
     def _run(self) -> None:
@@ -229,4 +247,5 @@ class _Lane:
                     num_done = self._act(move)
                 except Exception:
                     log.exception("a cache move failed in the %s lane; its blocks are computed instead", self._name)
-            self._report(MoveReport(move.move_id, num_done, time.monotonic() - started_s))
+            self._end(move, num_done, time.monotonic() - started_s)
+            self._queue.task_done()

@@ -13,6 +13,14 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 
+class Write(NamedTuple):
+    """Host to disk."""
+
+    move_id: int
+    keys: tuple[bytes, ...]
+    rows: tuple[int, ...]
+
+
 class Store(NamedTuple):
     """Device to host: published blocks, immutable and pinned while the copy runs."""
 
@@ -20,6 +28,8 @@ class Store(NamedTuple):
     keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
     rows: tuple[int, ...]
+    then: Write | None = None
+    """Begins when this has ended, without asking: what was computed reaches the disk even if no further step runs. Reported for itself."""
 
 
 class Load(NamedTuple):
@@ -28,14 +38,6 @@ class Load(NamedTuple):
     move_id: int
     keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
-    rows: tuple[int, ...]
-
-
-class Write(NamedTuple):
-    """Host to disk."""
-
-    move_id: int
-    keys: tuple[bytes, ...]
     rows: tuple[int, ...]
 
 
