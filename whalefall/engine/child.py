@@ -43,6 +43,7 @@ class Child:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[FromEngine], None] = lambda message: None
         self._has_ended: asyncio.Event | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = self._launch(spec)
         except OSError:
@@ -51,6 +52,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        assert self._process is not None
         return self._process.pid
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[FromEngine], None], on_exit: Callable[[Child], None]) -> None:
@@ -89,6 +91,7 @@ class Child:
         await self._has_ended.wait()
 
     def kill(self) -> None:
+        assert self._process is not None
         self._process.kill()
 
     def close(self) -> None:
@@ -96,6 +99,9 @@ class Child:
         if self._loop is not None and not self._updates.closed:
             self._loop.remove_reader(self._descriptor())
         self._context.destroy(linger=0)
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         self._forget_folder()
 
     def _bind(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
@@ -118,6 +124,7 @@ class Child:
         return process
 
     def _wait(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[Child], None]) -> None:
+        assert self._process is not None
         self.exit_code = self._process.wait()
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody cares any more
             loop.call_soon_threadsafe(self._report_end, on_exit)
