@@ -48,7 +48,10 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that the engine may use in all, in (0, 1]."""
     replay: Literal["exact", "bounded"] = "bounded"
-    """bounded: decoder layers run only the last rows of a prompt, as the model's own server does; exact: every row."""
+    """bounded: decoder layers run only the last rows of a prompt, and windows are refilled by running some rows again after a prefix hit,
+    as the model's own server does; exact: every row, and windows come from copies kept beside each block, which take memory."""
+    enable_prefix_caching: bool | None = None
+    """Remember what was computed for earlier prompts that begin alike; default: on, where the model's state can be restored."""
     async_scheduling: bool | None = None
     """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
     max_logprobs: int = 20

@@ -45,6 +45,11 @@ class ResolvedConfig:
     num_slots: int
     replay: Literal["exact", "bounded"]
     decoder_window: int | None
+    prefix_caching: bool = False
+    replay_rows: int = 0
+    """Rows that refill every window after a prefix hit."""
+    has_fixed_state: bool = False
+    """Whether a request keeps more than blocks."""
     async_scheduling: bool
     max_logprobs: int
     seed: int | None
@@ -73,6 +78,8 @@ class ResolvedConfig:
             ("rings and state", f"{m.num_slots:,} requests, {m.slot_bytes:,} bytes each", m.num_slots * m.slot_bytes),
             ("token and block table", f"{m.num_slots:,} x {self.max_model_len:,} tokens", m.table_bytes),
         ]
+        if m.snapshot_bytes:
+            rows.insert(2, ("window snapshots", f"one per block, {m.snapshot_bytes:,} bytes each", m.num_blocks * m.snapshot_bytes))
         rows.append(("total", f"on {self.device}", sum(size for _, _, size in rows)))
         if self.mapped_bytes:
             rows.append(("not counted", "tables mapped from the checkpoint's files", self.mapped_bytes))
@@ -108,6 +115,9 @@ class _Resolver:
         weights = self._weights(device, dtype)
         kv_cache_dtype = self._kv_cache_dtype(dtype)
         spec = self._cache_spec(dtype, weights, kv_cache_dtype)
+        is_caching = self._prefix_caching(spec)
+        keeps_snapshots = is_caching and user.replay == "exact" and spec.snapshot_bytes > 0
+        bytes_per_block = spec.block_bytes + (spec.snapshot_bytes if keeps_snapshots else 0)
         weights_bytes = self._weights_bytes(dtype, weights)
         is_ahead = self._pick(
             "async_scheduling", user.async_scheduling, device.kind == "cuda", "on a CPU a launch has finished when it returns"
@@ -116,10 +126,10 @@ class _Resolver:
         cache_bytes = self._cache_bytes(device, weights_bytes)
         max_num_seqs = self._max_num_seqs(spec, cache_bytes)
         num_slots = max_num_seqs + num_slots_extra
-        max_model_len = self._max_model_len(spec, cache_bytes, num_slots)
+        max_model_len = self._max_model_len(spec, bytes_per_block, cache_bytes, num_slots)
         batched_default = 8192 if device.kind == "cuda" else 2048
         max_num_batched_tokens = self._pick("max_num_batched_tokens", user.max_num_batched_tokens, batched_default, f"on a {device.kind}")
-        memory = self._memory(spec, num_slots, max_model_len, max_num_batched_tokens, cache_bytes)
+        memory = self._memory(spec, num_slots, max_model_len, max_num_batched_tokens, cache_bytes, keeps_snapshots)
         if memory is not None and weights_bytes + memory.total_bytes > device.free_bytes:
             self._problems.append(
                 f"weights ({weights_bytes:,} bytes) and caches ({memory.total_bytes:,}) exceed the {device.free_bytes:,} bytes free on "
@@ -142,6 +152,9 @@ class _Resolver:
             num_slots=num_slots,
             replay=user.replay,
             decoder_window=model.decoder_window,
+            prefix_caching=is_caching,
+            replay_rows=spec.replay_rows,
+            has_fixed_state=spec.snapshot_bytes > 0,
             async_scheduling=is_ahead,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
@@ -215,6 +228,17 @@ class _Resolver:
             return spec
         return self._model.cache_spec(dtype, weights, kv_cache_dtype, size)
 
+    def _prefix_caching(self, spec: CacheSpec) -> bool:
+        wanted = self._user.enable_prefix_caching
+        if self._user.replay == "bounded" and spec.states:
+            # Rows before the hit refill windows; a state that depends on the whole sequence they cannot refill.
+            if wanted:
+                self._problems.append(
+                    "enable_prefix_caching needs replay=exact with this model: its state cannot be rebuilt from the last rows of a prefix"
+                )
+            return self._pick("enable_prefix_caching", wanted, False, "the model's state cannot be rebuilt by bounded replay")
+        return self._pick("enable_prefix_caching", wanted, True, "default")
+
     def _cache_bytes(self, device: DeviceFacts, weights_bytes: int) -> int:
         """For blocks and state slots together."""
         if device.kind == "cuda":
@@ -240,17 +264,19 @@ class _Resolver:
             "max_num_seqs", wanted, min(256, most), "default" if most >= 256 else "their state takes half of the cache memory"
         )
 
-    def _max_model_len(self, spec: CacheSpec, cache_bytes: int, num_slots: int) -> int:
+    def _max_model_len(self, spec: CacheSpec, bytes_per_block: int, cache_bytes: int, num_slots: int) -> int:
         longest = self._model.max_position_embeddings
         if not spec.block_bytes:
             return self._pick("max_model_len", self._user.max_model_len, longest, "the model's limit")
-        usable = (cache_bytes - num_slots * spec.slot_bytes) // spec.block_bytes - 1
+        usable = (cache_bytes - num_slots * spec.slot_bytes) // bytes_per_block - 1
         fitting = usable * spec.block_tokens
         if fitting >= longest:
             return self._pick("max_model_len", self._user.max_model_len, longest, "the model's limit")
         return self._pick("max_model_len", self._user.max_model_len, max(fitting, 2), "what the cache memory holds")
 
-    def _memory(self, spec: CacheSpec, num_slots: int, max_model_len: int, max_batched: int, cache_bytes: int) -> WorkerMemory | None:
+    def _memory(
+        self, spec: CacheSpec, num_slots: int, max_model_len: int, max_batched: int, cache_bytes: int, keeps_snapshots: bool
+    ) -> WorkerMemory | None:
         try:
             return plan_memory(
                 spec,
@@ -259,6 +285,7 @@ class _Resolver:
                 max_num_batched_tokens=max_batched,
                 vocab_size=self._model.vocab_size,
                 kv_cache_memory_bytes=cache_bytes,
+                keeps_snapshots=keeps_snapshots,
             )
         except ConfigError as error:
             self._problems += error.problems

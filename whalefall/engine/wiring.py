@@ -28,6 +28,7 @@ from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
+from whalefall.weights.fingerprint import fingerprint
 from whalefall.weights.loader import format_report, load_checkpoint
 from whalefall.weights.safetensors import ShardSet
 
@@ -59,11 +60,19 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     built = definition.build(model_config, context)
     report = load_checkpoint(opened.model_dir, definition.weight_map(model_config), built.sink, progress=progress)
     log.info("%s", format_report(report))
-    worker = Worker(built.model, definition.cache_spec(model_config, context, config.block_size), _worker_config(config, context.device))
-    cache = CacheManager(config.num_blocks, config.block_size, config.num_slots)
+    spec, scheduler_config = definition.cache_spec(model_config, context, config.block_size), _scheduler_config(config)
+    worker = Worker(built.model, spec, _worker_config(config, scheduler_config, context.device))
+    cache = CacheManager(
+        config.num_blocks,
+        config.block_size,
+        config.num_slots,
+        fingerprint=fingerprint(opened.model_dir) if config.prefix_caching else "",
+        layout=_layout_name(config, spec),
+    )
     log.info("memory at start:\n%s", config.memory_table(_module_bytes(built.model)))
+    log.info("%s", _about_prefix_cache(config, scheduler_config))
     return EngineCore(
-        Scheduler(_scheduler_config(config), cache),
+        Scheduler(scheduler_config, cache),
         worker,
         clock=clock or MonotonicClock(),
         is_one_step_ahead=config.async_scheduling,
@@ -120,16 +129,34 @@ def _scheduler_config(config: ResolvedConfig) -> SchedulerConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         replay=config.replay,
         decoder_window=config.decoder_window,
+        prefix_caching=config.prefix_caching,
+        replay_rows=config.replay_rows,
+        has_fixed_state=config.has_fixed_state,
     )
 
 
-def _worker_config(config: ResolvedConfig, device: torch.device) -> WorkerConfig:
+def _layout_name(config: ResolvedConfig, spec: CacheSpec) -> str:
+    """Everything but the weights and the ids that decides what a block holds. Bounded replay is part of it: what is computed after a hit
+    differs a little from a cold run, and exact mode must never adopt that."""
+    return f"{spec} {config.dtype} {config.kv_cache_dtype} {config.weights} {config.replay}"
+
+
+def _about_prefix_cache(config: ResolvedConfig, scheduler: SchedulerConfig) -> str:
+    if not config.prefix_caching:
+        return f"prefix cache: off ({config.chosen_by.get('enable_prefix_caching', 'default')})"
+    least = scheduler.min_hit_tokens(config.block_size)
+    rows = f", {config.replay_rows} rows run again after a hit" if config.replay == "bounded" and config.replay_rows else ""
+    return f"prefix cache: on, blocks of {config.block_size} tokens, smallest hit {least} tokens{rows}"
+
+
+def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: torch.device) -> WorkerConfig:
     return WorkerConfig(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,
         history_tokens=config.history_tokens,
+        keeps_snapshots=scheduler.takes_snapshots,
         device=device,
     )
 
