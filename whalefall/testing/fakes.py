@@ -15,6 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,6 +76,13 @@ def expected_answer(request: EngineRequest, max_context: int, vocab_size: int) -
     return tuple(history[len(prompt) :]), FinishReason.LENGTH
 
 
+class BlockRecord(NamedTuple):
+    """A block's content, as it travels between tiers."""
+
+    entries: tuple[_Entry, ...]
+    snapshot: tuple[int, _Rings] | None
+
+
 @dataclass(eq=False)
 class _Slot:
     """What the worker knows about the request in one slot."""
@@ -128,6 +136,21 @@ class FakeWorker:
         handle = FakeStepHandle(self, plan, owners)
         self._launched.append(handle)
         return handle
+
+    def read_block(self, block_id: int) -> BlockRecord:
+        """All that a block holds, for a lower tier."""
+        first = block_id * self.block_tokens
+        entries = tuple(self._cells[cell] for cell in range(first, first + self.block_tokens))
+        return BlockRecord(entries, self._snapshots.get(block_id))
+
+    def write_block(self, block_id: int, record: BlockRecord) -> None:
+        """Fill a block that nobody reads or writes now."""
+        using = {block for handle in self._launched for owner in handle.owners for block in owner.block_ids}
+        assert block_id not in using, f"block {block_id} is loaded under a launched step"
+        self._clean((block_id,))
+        self._cells.update(enumerate(record.entries, block_id * self.block_tokens))
+        if record.snapshot is not None:
+            self._snapshots[block_id] = record.snapshot
 
     def _clean(self, block_ids: Sequence[int]) -> None:
         """Blocks that are handed out afresh hold nothing that may be read."""

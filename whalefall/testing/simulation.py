@@ -13,7 +13,11 @@ from whalefall.core.plan import StepPlan
 from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
 from whalefall.runtime.scheduler.policy import max_total_tokens
 from whalefall.runtime.scheduler.scheduler import Scheduler
+from whalefall.testing.fake_mover import FakeMover
 from whalefall.testing.fakes import FakeClock, FakeStepHandle, FakeWorker
+
+PATIENCE_WITH_MOVES = 20
+"""With tiers, a turn may pass in waiting for a move: a request waits so much longer at most."""
 
 
 @dataclass
@@ -35,9 +39,11 @@ class Outcome:
 
 
 class Simulation:
-    def __init__(self, scheduler: Scheduler, worker: FakeWorker, *, one_step_ahead: bool) -> None:
+    def __init__(self, scheduler: Scheduler, worker: FakeWorker, *, one_step_ahead: bool, mover: FakeMover | None = None) -> None:
+        """mover: for a scheduler with tiers."""
         self.scheduler = scheduler
         self.worker = worker
+        self.mover = mover
         self.clock = FakeClock()
         self.one_step_ahead = one_step_ahead
         self.outcomes: dict[str, Outcome] = {}
@@ -57,7 +63,10 @@ class Simulation:
         self.scheduler.add(request)
         max_total = max_total_tokens(request, self.scheduler.config, self.scheduler.cache)
         ahead = sum(other.max_total + 1 for other in self._live.values())
-        outcome = Outcome(request, max_total, self.num_turns + 2 * (ahead + max_total + 1))
+        num_turns = 2 * (ahead + max_total + 1)
+        if self.mover is not None:
+            num_turns *= PATIENCE_WITH_MOVES
+        outcome = Outcome(request, max_total, self.num_turns + num_turns)
         self.outcomes[request.request_id] = self._live[request.request_id] = outcome
 
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
@@ -72,14 +81,17 @@ class Simulation:
         """The first half of a turn: plan and launch."""
         self.num_turns += 1
         self.clock.advance(0.01)
+        self._take_reports()
         plan = self.scheduler.plan(self.clock.now_s())
+        self._submit_moves()
         self._has_launched = plan is not None
         if plan is not None:
             self._check_plan(plan)
             self.plans.append(plan)
             self._pending.append((plan, self.worker.launch(plan)))
         else:
-            assert self._pending or not self.scheduler.has_work, "stuck: work, nothing in flight and no plan"
+            may_go_on = self._pending or self.scheduler.waits_for_moves
+            assert may_go_on or not self.scheduler.has_work, "stuck: work, nothing in flight and no plan"
 
     def collect(self) -> None:
         """The second half: commit what is due."""
@@ -87,17 +99,30 @@ class Simulation:
         while len(self._pending) > num_kept:
             plan, handle = self._pending.pop(0)
             self._take(self.scheduler.commit(plan, handle.wait(), self.clock.now_s()))
+        self._submit_moves()
         self.scheduler.cache.check()
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.check()
         late = [name for name, outcome in self._live.items() if outcome.deadline_turn < self.num_turns]
         assert not late, f"starved: {late}"
 
     def finish(self) -> None:
         """Turn until nothing is left, and see that nothing was kept."""
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.scheduler.waits_for_moves:
             self.turn()
+        assert self.mover is None or self.mover.is_idle, "a move that nobody waits for"
         assert not self._live, f"never ended: {sorted(self._live)}"
         assert self.scheduler.cache.is_pristine, "blocks or slots leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+
+    def _take_reports(self) -> None:
+        for report in [] if self.mover is None else self.mover.reports():
+            self.scheduler.moved(report)
+
+    def _submit_moves(self) -> None:
+        moves = self.scheduler.take_moves()
+        if self.mover is not None:
+            self.mover.submit(moves)
 
     def _take(self, updates: list[RequestUpdate]) -> None:
         for update in updates:

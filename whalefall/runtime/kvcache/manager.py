@@ -67,6 +67,11 @@ class LowerTiers(Protocol):
     """Where published blocks go on to, as the manager sees it (tiers/ledger.py)."""
 
     @property
+    def held_nodes(self) -> Sequence[Node]:
+        """Nodes that moves under way hold; one entry for each hold."""
+        ...
+
+    @property
     def loading_blocks(self) -> Sequence[int]:
         """Blocks that were borrowed and are being filled."""
         ...
@@ -297,10 +302,11 @@ class CacheManager:
         self._pool.check()
         self.index.check()
         reservations = [*self._held, *(reservation for _, reservation in self._retiring)]
-        holders = Counter(node for reservation in reservations for node in reservation.nodes)
+        moving_nodes, moving_blocks = ([], []) if self.tiers is None else (self.tiers.held_nodes, self.tiers.loading_blocks)
+        holders = Counter([node for reservation in reservations for node in reservation.nodes] + list(moving_nodes))
         nodes = {*self.index, *holders}
         owned = [node.block_id for node in nodes] + [b for reservation in reservations for b in _private_blocks(reservation)]
-        owned += [] if self.tiers is None else self.tiers.loading_blocks
+        owned += moving_blocks
         slots = [reservation.slot for reservation in reservations]
         assert len(set(owned)) == len(owned), "a block has two owners"
         assert not any(self._pool.is_free(block_id) for block_id in owned), "a block is owned and free"

@@ -6,13 +6,14 @@ Host memory only. The columns decide which work a step needs at all, so no decis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from whalefall.core.plan import NewRequest
 from whalefall.kernels.sampling import NO_LIMIT
+from whalefall.runtime.sampling.slot_grammars import GrammarMasks
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -53,6 +54,17 @@ class RowParams:
     """(row, ids, values to add)."""
     bans: tuple[tuple[int, IntArray], ...]
     """(row, ids that may not be drawn now)."""
+    grammar: GrammarMasks | None = None
+    """What the rows with a grammar may draw."""
+
+    def with_grammar(self, masks: GrammarMasks | None) -> RowParams:
+        """These rows under their grammars. Where only the end may follow, min_tokens no longer forbids it."""
+        if masks is None:
+            return self
+        is_plain_L = self.is_plain_L.copy()
+        is_plain_L[masks.row_M] = False
+        ending = set(masks.row_M[masks.must_end_M].tolist())
+        return replace(self, is_plain_L=is_plain_L, grammar=masks, bans=tuple(ban for ban in self.bans if ban[0] not in ending))
 
 
 class SlotParams:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes logits before a draw: logit bias, penalties for repetition, and end ids that may not come yet.
+"""What changes logits before a draw: grammar masks, logit bias, penalties for repetition, and end ids that may not come yet.
 
 Everything is derived from the token table at the moment of the draw. There are no running counts to keep in step with preemption,
 look-ahead or rejected drafts. All functions change `logits_LV` in place or replace it; the caller owns a copy.
@@ -18,7 +18,7 @@ from whalefall.runtime.sampling.params import RowParams
 
 
 def shape_logits(logits_LV: Tensor, rows: RowParams, selected: np.ndarray, token_table: Tensor) -> Tensor:
-    """Bias, then penalties, then bans, for the selected rows.
+    """Grammar masks, then bias, then penalties, then bans, for the selected rows. What one step forbids no later one allows.
 
     Args:
         logits_LV: float32 [len(selected), V], owned by the caller.
@@ -27,10 +27,21 @@ def shape_logits(logits_LV: Tensor, rows: RowParams, selected: np.ndarray, token
     """
     place = np.full(len(rows.slot_L), -1)
     place[selected] = np.arange(len(selected))
+    _mask(logits_LV, rows, place)
     _add_biases(logits_LV, rows, place)
     logits_LV = _penalise(logits_LV, rows, selected, token_table)
     _ban(logits_LV, rows, place)
     return logits_LV
+
+
+def _mask(logits_LV: Tensor, rows: RowParams, place: np.ndarray) -> None:
+    if rows.grammar is None:
+        return
+    here_M = place[rows.grammar.row_M]
+    chosen = np.flatnonzero(here_M >= 0)
+    if len(chosen):
+        index = _to(here_M[chosen], logits_LV)
+        logits_LV[index] = ops.apply_bitmask(logits_LV[index], _to(rows.grammar.bits_MW[chosen], logits_LV))
 
 
 def _add_biases(logits_LV: Tensor, rows: RowParams, place: np.ndarray) -> None:

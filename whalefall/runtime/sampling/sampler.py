@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose a token for each row: bias -> penalties -> bans -> temperature -> top-k -> top-p -> min-p -> draw.
+"""Choose a token for each row: grammar -> bias -> penalties -> bans -> temperature -> top-k -> top-p -> min-p -> draw.
 
 Knows rows of logits and `RowParams`, not requests. A row's token depends on its own logits, parameters, seed and position alone. Only the
 work that some row asks for is done: a step in which all are greedy is one argmax, and the vocabulary is sorted for no one but the rows
@@ -34,7 +34,7 @@ class Fault(IntEnum):
     NON_FINITE = 1
     """NaN or infinity came out of the model."""
     ALL_FORBIDDEN = 2
-    """Bias and bans leave no id."""
+    """Grammar, bias and bans leave no id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from whalefall.core.plan import RequestResult, StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, TokenLogprobs
 from whalefall.core.sampling import SamplingParams
+from whalefall.core.structure import StructuredSpec
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.kvcache.tiers.ledger import LedgerConfig, TierLedger
 from whalefall.runtime.kvcache.tiers.moves import MoveReport
@@ -61,6 +62,8 @@ def _apply(event: dict[str, Any], scheduler: Scheduler, plans: deque[StepPlan]) 
 def _request_of(fields: dict[str, Any]) -> EngineRequest:
     sampling = dict(fields["sampling"])
     sampling["logit_bias"] = {int(token_id): bias for token_id, bias in sampling["logit_bias"].items()}  # JSON keys are strings
+    if sampling.get("structured_outputs") is not None:
+        sampling["structured_outputs"] = StructuredSpec(**{**sampling["structured_outputs"], "parts": ()})
     ids = {name: tuple(fields[name]) for name in ("prompt_token_ids", "eos_token_ids")}
     return EngineRequest(**{**fields, **ids, "sampling": SamplingParams(**sampling)})
 

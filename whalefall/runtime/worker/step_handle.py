@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from whalefall.runtime.worker.batch_builder import LogitRows
 
 FAULT_TEXTS = {
     Fault.NON_FINITE: "non-finite logits",
-    Fault.ALL_FORBIDDEN: "logit_bias, min_tokens and stop ids together forbid every token",
+    Fault.ALL_FORBIDDEN: "grammar, logit_bias, min_tokens and stop ids together forbid every token",
 }
 
 
@@ -31,6 +31,8 @@ class Drawn:
     """Which of the S rows want log-probabilities."""
     logprobs: LogprobRows | None
     """Of the reporting rows."""
+    grammar_faults: Mapping[int, str] = field(default_factory=dict)
+    """Row -> why its grammar allows nothing."""
 
 
 class StepHandle:
@@ -52,6 +54,8 @@ class StepHandle:
         """
         tokens, logprobs, faults = self._read_drawn()
         prompt_logprobs = self._read_scored(faults)
+        request_S = self._wanted.sample_request_S
+        grammar_faults = {int(request_S[row]): f"the grammar cannot go on ({why})" for row, why in self._drawn.grammar_faults.items()}
         results = []
         for request, step in enumerate(self._plan.steps):
             fault = faults.get(request)
@@ -59,7 +63,8 @@ class StepHandle:
                 self._clean_up(step.slot)
                 last = step.start + step.num_tokens - 1
                 where = f"in step {self._plan.step_id}, rows {step.start} to {last}"
-                results.append(RequestResult(fault=f"{FAULT_TEXTS[fault]} {where}", is_cache_sound=fault is Fault.ALL_FORBIDDEN))
+                text = grammar_faults.get(request, FAULT_TEXTS[fault]) if fault is Fault.ALL_FORBIDDEN else FAULT_TEXTS[fault]
+                results.append(RequestResult(fault=f"{text} {where}", is_cache_sound=fault is Fault.ALL_FORBIDDEN))
                 continue
             results.append(
                 RequestResult(

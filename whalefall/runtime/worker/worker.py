@@ -2,7 +2,8 @@
 """The worker: owns the pools, the slot tables and the sampling parameters, and turns a StepPlan into a StepResult.
 
     launch(plan)   new requests -> blocks -> batch -> forward -> sample -> ids into the token table         (nothing is read back)
-    handle.wait()  device -> host: ids, log-probabilities, faults per request                               (the only read)
+    handle.wait()  device -> host: ids, log-probabilities, faults per request                               (the only read, but for
+                   the latest ids of requests with a grammar: sampling/slot_grammars.py)
 
 The engine may launch plan N + 1 before it waits for N: what N drew is already where N + 1 looks for it. On the CPU a launch has
 finished when it returns. Called from the step loop's thread only.
@@ -20,9 +21,11 @@ from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.plan import StepPlan
 from whalefall.models.definition import Model
 from whalefall.runtime.kvcache import pools
+from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.sampling.logprobs import LogprobRows, logprobs_of
 from whalefall.runtime.sampling.params import NOT_WANTED, SlotParams
 from whalefall.runtime.sampling.sampler import sample
+from whalefall.runtime.sampling.slot_grammars import SlotGrammars
 from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
 from whalefall.runtime.worker.model_runner import ModelRunner
 from whalefall.runtime.worker.step_handle import Drawn, StepHandle
@@ -46,11 +49,16 @@ class WorkerConfig:
 
 
 class Worker:
-    def __init__(self, model: Model, spec: CacheSpec, config: WorkerConfig) -> None:
+    def __init__(self, model: Model, spec: CacheSpec, config: WorkerConfig, grammars: GrammarStore | None = None) -> None:
+        """
+        Args:
+            grammars: compiles what structured requests ask for; None: such a request ends with a fault.
+        """
         self.config = config
         self.cache = pools.allocate(spec, config.num_blocks, config.num_slots, config.device, with_snapshots=config.keeps_snapshots)
         self._tables = SlotTables(config.num_slots, config.max_model_len, spec.block_tokens, config.device)
         self._params = SlotParams(config.num_slots, config.vocab_size)
+        self._grammars = SlotGrammars(grammars, config.vocab_size)
         self._runner = ModelRunner(model, self.cache, config.vocab_size)
         self._builder = BatchBuilder(
             self._tables, self._params.num_prompt, history_tokens=config.history_tokens, block_tokens=spec.block_tokens
@@ -65,6 +73,7 @@ class Worker:
                 pools.restore_snapshot(self.cache, request.slot, request.restore_block, request.start)
             self._tables.admit(request)
             self._params.set(request)
+            self._grammars.set(request)
         self._tables.append_blocks(plan.steps)
         batch, wanted = self._builder.build(plan.steps)
         logits_LV = self._runner.run(batch)
@@ -76,15 +85,19 @@ class Worker:
         return StepHandle(plan, wanted, drawn, scored, self._clean_up)
 
     def _sample(self, logits_SV: Tensor, wanted: LogitRows) -> Drawn:
-        rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S)
+        masks = self._grammars.masks(wanted.sample_slot_S, wanted.sample_position_S)
+        rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S).with_grammar(masks)
         sampled = sample(logits_SV, rows, self._tables.token_ids)
+        self._grammars.note(wanted.sample_slot_S, sampled.ids_L)
+        faults = {} if masks is None else masks.faults
         where = torch.from_numpy(np.stack([wanted.sample_slot_S, wanted.sample_position_S])).to(logits_SV.device, non_blocking=True)
         self._tables.token_ids[where[0], where[1]] = sampled.ids_L.to(torch.int32)
         reporting = np.flatnonzero(rows.num_logprobs_L != NOT_WANTED)
         if not len(reporting):
-            return Drawn(sampled, reporting, None)
+            return Drawn(sampled, reporting, None, faults)
         index = torch.from_numpy(reporting).to(logits_SV.device, non_blocking=True)
-        return Drawn(sampled, reporting, logprobs_of(logits_SV[index], sampled.ids_L[index], rows.num_logprobs_L[reporting]))
+        logprobs = logprobs_of(logits_SV[index], sampled.ids_L[index], rows.num_logprobs_L[reporting])
+        return Drawn(sampled, reporting, logprobs, faults)
 
     def _score_prompt(self, logits_XV: Tensor, wanted: LogitRows) -> LogprobRows | None:
         if not len(logits_XV):

@@ -132,9 +132,14 @@ class TierLedger:
         """Device blocks that can be had when the moves under way have ended."""
         if not self._under_way:
             return 0
-        held = Counter(node for way in self._under_way.values() for node in way.path)
+        held = Counter(self.held_nodes)
         loading = sum(len(way.move.block_ids) for way in self._under_way.values() if isinstance(way.move, Load))
         return loading + sum(count == node.num_holders for node, count in held.items())
+
+    @property
+    def held_nodes(self) -> list[Node]:
+        """What moves under way hold on the device; one entry for each hold."""
+        return [node for way in self._under_way.values() for node in way.path]
 
     @property
     def loading_blocks(self) -> list[int]:
