@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,11 @@ def test_offline_commands_run_the_real_engine(toy: Path, tmp_path: Path) -> None
         assert made.exit_code == 0, made.output
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [(row["batch"], row["context"], row["num_steps"]) for row in rows] == [("1", "20", "6"), ("3", "20", "6")] * 2
+
+
+def test_offline_benches_import_with_the_engines_own_packages_alone() -> None:
+    """A bare GPU machine has torch, numpy, safetensors and tokenizers, typer and rich, and nothing of the server."""
+    absent = ["deepseek_recipe", "llguidance", "fastapi", "uvicorn", "uvloop", "httptools", "orjson", "msgspec", "zmq", "pydantic"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from whalefall import LLM; import whalefall.bench.command"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -29,7 +29,6 @@ from whalefall.engine.validate import check_prompt, check_sampling
 from whalefall.engine.wiring import OpenModel, load_engine, open_model
 from whalefall.observe.metrics import EngineStats
 from whalefall.observe.progress import progress_bar
-from whalefall.text.chat import codec_for
 from whalefall.text.tokenizer import Tokenizer
 
 PromptType: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
@@ -119,6 +118,8 @@ class LLM:
             messages: one conversation, or a list of them.
             body: further fields of a chat request: tools, thinking, reasoning_effort, chat_template_kwargs.
         """
+        from whalefall.text.chat import codec_for  # here, so that the engine runs where the chat protocol's package is missing
+
         first = messages[0] if messages else None
         conversations = cast("list[Conversation]", [messages] if first is None or isinstance(first, Mapping) else messages)
         codec = codec_for(self.definition.chat_format, self.tokenizer)

@@ -197,7 +197,7 @@ def _notes(card: Card, num_cards: int, mapped_bytes: int) -> Sequence[str]:
             f"kernels are made for compute capability 9.0, {card.name} has {card.capability[0]}.{card.capability[1]}: slow paths run"
         )
     if not card.is_measured:
-        notes.append(f"{card.name} was not measured by this project: its memory is taken from the driver's usual report")
+        notes.append(f"{card.name} was not measured by this project: its memory is what others report")
     return notes
 
 
