@@ -67,7 +67,7 @@ def speculate(model: Krill, prompts: list[list[int]], new_tokens: int, greedy: b
     size = model.c.dspark_block_size
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     goal = lengths + new_tokens
-    ids = torch.zeros(len(prompts), int(goal.max()) + size + 2, dtype=torch.long, device=device)
+    ids = torch.zeros(len(prompts), int(goal.max()) + 2 * size + 4, dtype=torch.long, device=device)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)] = torch.tensor(prompt, device=device)
     alone = torch.arange(len(prompts), device=device)

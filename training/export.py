@@ -22,7 +22,6 @@ from training.prepare import SPECIAL_TOKENS
 from training.train import build, load
 from whalefall.kernels.quant import reference as q
 
-NUM_SHARDS = 2
 LIMIT_BYTES = 16_000_000
 
 
@@ -50,7 +49,7 @@ def export(data_dir: Path, run_dir: Path, out: Path) -> int:
     tensors: dict[str, Tensor] = {}
     for name, fmt, value in unstacked(model):
         tensors |= {n: t.contiguous() for n, t in stored(name, fmt, value).items()}
-    _write_shards(tensors, out)
+    write_shards(tensors, out)
     _write_json(out / "config.json", krill_config(tokenizer), indent=2)
     _write_json(out / "tokenizer.json", json.loads(tokenizer.to_str()))
     bos, eos, pad = SPECIAL_TOKENS[:3]
@@ -70,19 +69,15 @@ def export(data_dir: Path, run_dir: Path, out: Path) -> int:
     return sum(path.stat().st_size for path in out.iterdir())
 
 
-def _write_shards(tensors: dict[str, Tensor], out: Path) -> None:
-    total = sum(t.nbytes for t in tensors.values())
-    shards: list[dict[str, Tensor]] = [{} for _ in range(NUM_SHARDS)]
-    filled, at = 0, 0
-    for name, tensor in tensors.items():
-        if filled >= total * (at + 1) / NUM_SHARDS and name.endswith((".weight", "fn")):  # a matrix and its scale stay together
-            at += 1
-        shards[at][name] = tensor
-        filled += tensor.nbytes
-    names = [f"model-{i + 1:05d}-of-{NUM_SHARDS:05d}.safetensors" for i in range(NUM_SHARDS)]
+def write_shards(tensors: dict[str, Tensor], out: Path) -> None:
+    """Two shards: the backbone, and the draft blocks (so that a better draft replaces 2 MB, not 16)."""
+    shards = [{n: t for n, t in tensors.items() if n.startswith("mtp.") == is_draft} for is_draft in (False, True)]
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, out / name, {"format": "pt"})
+        (out / name).chmod(0o644)
     weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    total = sum(t.nbytes for t in tensors.values())
     _write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
