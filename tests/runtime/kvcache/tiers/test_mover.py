@@ -14,9 +14,10 @@ import torch
 
 from tests.runtime.kvcache.tiers.test_record import NUM_BLOCKS, NUM_ROWS, block_bytes, filled_cache, make_spec
 from whalefall.runtime.kvcache.tiers.disk import BlockFiles
+from whalefall.runtime.kvcache.tiers.layout import RecordLayout
 from whalefall.runtime.kvcache.tiers.mover import MAX_READ_FAULTS, Mover, RateCap
 from whalefall.runtime.kvcache.tiers.moves import Fetch, Load, Move, MoveReport, Probe, Remove, Store, Write
-from whalefall.runtime.kvcache.tiers.record import BlockCopier, HostSlab, RecordLayout
+from whalefall.runtime.kvcache.tiers.record import BlockCopier, HostSlab
 from whalefall.runtime.kvcache.tiers.store import BlockStore, StoreCounts
 
 KEYS = tuple(bytes([n]) * 16 for n in range(8))

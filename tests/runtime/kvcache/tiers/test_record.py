@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 
 from whalefall.core.batch import CacheTensors
-from whalefall.core.cache_spec import CacheSpec, GrowingField
+from whalefall.core.cache_spec import CacheSpec, GrowingField, RingField, StateField
 from whalefall.runtime.kvcache import pools
-from whalefall.runtime.kvcache.tiers.record import ALIGN_BYTES, BlockCopier, HostSlab, RecordLayout
+from whalefall.runtime.kvcache.tiers.layout import ALIGN_BYTES, RecordLayout
+from whalefall.runtime.kvcache.tiers.record import BlockCopier, HostSlab
 
 NUM_BLOCKS, NUM_ROWS = 7, 5
 
@@ -61,15 +62,24 @@ def test_reloaded_blocks_hold_the_bytes_that_were_stored_and_others_are_untouche
         assert [block_bytes(pool, b) for b in untouched] == [block_bytes(before[name], b) for b in untouched]
 
 
-def test_extra_fields_travel_with_the_block() -> None:
+def spec_with_state() -> CacheSpec:
     spec = make_spec()
-    snapshots = {"ring": torch.arange(NUM_BLOCKS * 6, dtype=torch.float32).view(NUM_BLOCKS, 2, 3)}
-    layout = RecordLayout.of(spec, {"ring": 24})
+    rings = (RingField(name="layers.0.window", width=3, dtype="bfloat16", rows=8, group="encoder"),)
+    return CacheSpec(block_tokens=4, growing=spec.growing, rings=rings, states=(StateField(name="tail", shape=(2, 5), dtype="float32"),))
+
+
+def test_snapshots_travel_with_their_block() -> None:
+    spec = spec_with_state()
+    layout = RecordLayout.of(spec, with_snapshots=True)
+    cache = pools.allocate(spec, NUM_BLOCKS, 1, torch.device("cpu"), with_snapshots=True)
+    for snapshot in cache.snapshots.values():
+        snapshot.copy_(torch.randn(snapshot.shape, generator=torch.Generator().manual_seed(1)))
     slab = HostSlab(layout, NUM_ROWS, is_pinned=False)
-    copier = BlockCopier(layout, {**filled_cache(spec, 1).growing, **snapshots}, NUM_BLOCKS, slab)
+    copier = BlockCopier(layout, {**cache.growing, **cache.snapshots}, NUM_BLOCKS, slab)
     copier.store([3], [0])
     copier.load([0], [5])
-    assert torch.equal(snapshots["ring"][5], snapshots["ring"][3])
+    assert set(cache.snapshots) == {"layers.0.window", "tail"}
+    assert all(torch.equal(s[5], s[3]) and not torch.equal(s[4], s[3]) for s in cache.snapshots.values())
 
 
 def test_fields_lie_in_layer_order_without_overlap() -> None:
@@ -95,9 +105,10 @@ def test_whatever_changes_the_meaning_of_the_bytes_changes_the_layout_id(changed
     assert RecordLayout.of(changed).layout_id != RecordLayout.of(make_spec()).layout_id
 
 
-def test_snapshots_change_the_layout_id() -> None:
-    assert RecordLayout.of(make_spec(), {"ring": 24}).layout_id != RecordLayout.of(make_spec()).layout_id
-    assert RecordLayout.of(make_spec()).layout_id == RecordLayout.of(make_spec()).layout_id
+def test_snapshots_and_tags_change_the_layout_id() -> None:
+    spec = spec_with_state()
+    ids = [RecordLayout.of(spec, **options).layout_id for options in ({}, {"with_snapshots": True}, {"tag": "2.0 cpu"}, {})]
+    assert len(set(ids)) == 3 and ids[0] == ids[3]
 
 
 def test_a_pool_that_does_not_match_the_layout_is_refused() -> None:

@@ -7,5 +7,6 @@
     cost.py       is loading faster than computing?                    disk.py     one file per block, named by its key
     moves.py      the words between the two                            objects.py  the same behind a URL; store.py what both promise
 
-Left of the arrows are integers and keys only: no tensor, no clock, no file. Right of them nothing is decided.
+Left of the arrows are integers and keys only: no tensor, no clock, no file. Right of them nothing is decided. layout.py says what a
+record is.
 """

@@ -1,60 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block as one record of bytes: every growing field of the block, end to end in layer order. The host tier's slab holds such records.
-
-Knows tensors; which record belongs to which key is the ledger's business. The disk tier writes records as they are, so `layout_id` names
-everything that gives their bytes a meaning: fields, widths, dtypes, ratios, block size, byte order.
-"""
+"""Records in host memory, and the copies between them and the device's pools. Which record belongs to which key is the ledger's work."""
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whalefall.core.cache_spec import DTYPE_BYTES, CacheSpec
+from whalefall.runtime.kvcache.tiers.layout import FieldSpan, RecordLayout
 
-ALIGN_BYTES = 64
-"""Fields of a record start at multiples of this, so that each is copied in whole cache lines."""
 CHUNK_BYTES = 32 * 2**20
 """Records cross between device and host in batches of about this size: the staging buffer on the device."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldSpan:
-    """Where one field lies in a record."""
-
-    name: str
-    offset: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordLayout:
-    spans: tuple[FieldSpan, ...]
-    """In layer order: the first layers' entries arrive first."""
-    record_bytes: int
-    layout_id: bytes
-    """16 bytes; equal only where records mean the same."""
-
-    @classmethod
-    def of(cls, spec: CacheSpec, extra: Mapping[str, int] | None = None) -> RecordLayout:
-        """
-        Args:
-            extra: further per-block fields by name -> bytes per block (window snapshots of exact mode), behind the growing ones.
-        """
-        sizes = {f.name: spec.block_tokens // f.tokens_per_entry * f.width * DTYPE_BYTES[f.dtype] for f in spec.growing} | dict(extra or {})
-        spans, offset = [], 0
-        for name, num_bytes in sizes.items():
-            spans.append(FieldSpan(name=name, offset=offset, num_bytes=num_bytes))
-            offset += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        fields = [(f.name, f.width, f.dtype, f.tokens_per_entry) for f in spec.growing]
-        text = repr((1, sys.byteorder, ALIGN_BYTES, spec.block_tokens, fields, sorted((extra or {}).items())))
-        return cls(spans=tuple(spans), record_bytes=offset, layout_id=hashlib.blake2b(text.encode(), digest_size=16).digest())
 
 
 class HostSlab:
