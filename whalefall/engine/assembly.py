@@ -113,7 +113,10 @@ class OpenRequest:
 
     @property
     def is_finished(self) -> bool:
-        return all(choice.is_finished for choice in self.choices)
+        for choice in self.choices:  # noqa: SIM110  # asked for every token, and a generator costs more
+            if not choice.is_finished:
+                return False
+        return True
 
     @property
     def open_engine_ids(self) -> list[str]:
@@ -121,9 +124,10 @@ class OpenRequest:
 
     def empty_output(self) -> RequestOutput:
         """Everything but the choices."""
-        output = RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, metrics=self.metrics)
-        output.num_cached_tokens, output.error, output.finished = self.num_cached_tokens, self.error, self.is_finished
-        return output
+        is_finished = self.is_finished
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, None, [], is_finished, self.metrics, self.num_cached_tokens, self.error
+        )
 
     def trace(self, model: str, now_s: float, headers: Mapping[str, str] | None) -> RequestTrace:
         """What a trace says of it, now that its reader is done."""
@@ -240,14 +244,16 @@ class OutputProcessor:
             request.metrics.finished_time = now_s
             self._note_end(request, choice, moved, now_s)
         output = request.empty_output()
-        output.prompt_logprobs = request.take_prompt_logprobs()
+        if request.prompt_logprobs is not None:
+            output.prompt_logprobs = request.take_prompt_logprobs()
         if moved.token_ids or moved.finish_reason is not None:
             output.outputs.append(moved)
         return output if output.outputs or output.prompt_logprobs is not None else None
 
     def _note_prompt(self, request: OpenRequest, choice: Choice, update: RequestUpdate) -> None:
         request.error = request.error or update.error
-        request.num_cached_tokens = max(request.num_cached_tokens, update.num_cached_tokens)
+        if update.num_cached_tokens > request.num_cached_tokens:
+            request.num_cached_tokens = update.num_cached_tokens
         if update.prompt_logprobs and choice.index == 0 and request.prompt_logprobs is not None:
             request.prompt_logprobs += [position_logprobs(position, self._tokenizer) for position in update.prompt_logprobs]
         if not request.has_begun and update.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR):

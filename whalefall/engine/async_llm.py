@@ -182,18 +182,21 @@ class _Mailbox:
     def __init__(self, request: OpenRequest) -> None:
         self.request = request
         self._delta: RequestOutput | None = None
-        self._has_delta = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for the next delta."""
 
     def put(self, delta: RequestOutput) -> None:
         if self._delta is None:
             self._delta = delta
         else:
             self._delta.add(delta)
-        self._has_delta.set()
+        # A bare future: this happens once per token and stream, and an Event would cost as much again.
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> RequestOutput:
-        await self._has_delta.wait()
+        while self._delta is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         delta, self._delta = self._delta, None
-        self._has_delta.clear()
-        assert delta is not None
         return delta

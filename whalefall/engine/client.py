@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from whalefall.core.errors import EngineDead
-from whalefall.core.request import RequestUpdate
-from whalefall.engine.core import EngineCore, Message
+from whalefall.core.request import AbortRequests, EngineRequest, RequestUpdate
 from whalefall.observe.log import get_logger
 from whalefall.observe.metrics import EngineGauges
 
+if TYPE_CHECKING:  # the API process has no core, and is spared the importing of all that is below it
+    from whalefall.engine.core import EngineCore
+
 log = get_logger(__name__)
+Message: TypeAlias = EngineRequest | AbortRequests
 Deliver: TypeAlias = Callable[[list[RequestUpdate]], None]
 
 

@@ -18,9 +18,8 @@ from typing import Any
 from whalefall.core.errors import Busy, ConfigError, EngineDead
 from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate
 from whalefall.engine.child import Child, describe_exit
-from whalefall.engine.client import Deliver
+from whalefall.engine.client import Deliver, Message
 from whalefall.engine.config import EngineConfig
-from whalefall.engine.core import Message
 from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Ready, Refused, Stop, Submit, Updates
 from whalefall.engine.resolve import ResolvedConfig
 from whalefall.observe.log import get_logger

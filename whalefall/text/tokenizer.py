@@ -48,6 +48,7 @@ class Tokenizer:
         self.adds_bos = self.bos_token_id is not None and self._bos_rule(config)
         """What tokenizer_config.json says under add_bos_token; without it, what tokenizer.json's template does."""
         self._texts: dict[int, str] = {}
+        self._bytes: dict[int, bytes | None] = {}
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
@@ -106,8 +107,10 @@ class Tokenizer:
         if not self.is_byte_level:
             token = self.token_text(token_id)
             return token.encode() if token and "\ufffd" not in token else None
-        spelling = self._backend.id_to_token(token_id)
-        return None if spelling is None else bytes_of_spelling(spelling)
+        if token_id not in self._bytes:  # asked for every token of every answer
+            spelling = self._backend.id_to_token(token_id)
+            self._bytes[token_id] = None if spelling is None else bytes_of_spelling(spelling)
+        return self._bytes[token_id]
 
     @cached_property
     def is_byte_level(self) -> bool:

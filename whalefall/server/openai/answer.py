@@ -49,6 +49,7 @@ class Envelope:
     kind: str
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+    _opening: bytes = b""
 
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
@@ -65,6 +66,14 @@ class Envelope:
         if usage is not None:
             body["usage"] = usage.json()
         return body
+
+    def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+        """The same as one server-sent event. What every chunk repeats is written out once."""
+        if not self._opening:
+            fields = {"id": self.id, "object": self.kind, "created": self.created, "model": self.door.model_name}
+            self._opening = b"data: " + orjson.dumps(fields)[:-1] + b',"choices":'
+        closing = b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage.json()) + b"}\n\n"
+        return self._opening + orjson.dumps(choices) + closing
 
     def log_end(self, usage: Usage, reasons: list[str | None]) -> None:
         """One line per request, at its end."""

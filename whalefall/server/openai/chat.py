@@ -256,11 +256,11 @@ class _Conversation:
                 item = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
                 yield self._chunk({**item, "stop_reason": choice.stop_reason})
         if self._ask.wants_usage:
-            yield sse.event(self._outer.around([], self._usage))
+            yield self._outer.event([], self._usage)
         yield sse.DONE
 
     def _chunk(self, item: dict[str, Any]) -> bytes:
-        return sse.event(self._outer.around([item], self._usage if self._ask.wants_running_usage else None))
+        return self._outer.event([item], self._usage if self._ask.wants_running_usage else None)
 
     def _whole_choice(self, choice: _Choice) -> dict[str, Any]:
         item = {
