@@ -45,6 +45,14 @@ class EngineConfig:
     """Tokens per cache block."""
     kv_cache_memory_bytes: int | None = None
     """Memory for cache blocks; default: a share of what is free, and no more than max_num_seqs full contexts need."""
+    host_cache_bytes: int | None = None
+    """Host memory that keeps blocks for which the device has no room; default: none, or 1 GiB on the way to disk_cache_dir."""
+    disk_cache_dir: str | Path | None = None
+    """Directory where blocks survive a restart; engines may share it. Or a URL, with the extra objectstore. Default: none."""
+    disk_cache_bytes: int | None = None
+    """Most that disk_cache_dir may hold, the oldest makes room; default: 32 GiB. Not for URLs."""
+    disk_cache_write_bytes_per_s: int | None = None
+    """Most that is written to disk_cache_dir in a second, to spare the device; default: no cap."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that the engine may use in all, in (0, 1]."""
     replay: Literal["exact", "bounded"] = "bounded"

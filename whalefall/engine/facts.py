@@ -23,6 +23,8 @@ class DeviceFacts:
     total_bytes: int
     free_bytes: int
     """What this process could still take."""
+    host_free_bytes: int | None = None
+    """The same of host memory, where that is another memory; None: it is the same, or unknown."""
 
 
 class WeightSizes(Protocol):
@@ -125,7 +127,9 @@ def find_device(wanted: Literal["auto", "cpu", "cuda"]) -> DeviceFacts | None:
         return None
     if has_gpu:
         free, total = torch.cuda.mem_get_info()
-        return DeviceFacts(kind="cuda", name=torch.cuda.get_device_name(), total_bytes=total, free_bytes=free)
+        host_free, _ = _host_memory()
+        name = torch.cuda.get_device_name()
+        return DeviceFacts(kind="cuda", name=name, total_bytes=total, free_bytes=free, host_free_bytes=host_free)
     free, total = _host_memory()
     return DeviceFacts(kind="cpu", name=f"{os.cpu_count()} CPU cores", total_bytes=total, free_bytes=free)
 

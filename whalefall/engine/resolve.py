@@ -13,6 +13,8 @@ from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.errors import ConfigError
 from whalefall.engine.config import EngineConfig, check_option_types
 from whalefall.engine.facts import DeviceFacts, DtypeName, ModelFacts
+from whalefall.runtime.kvcache.tiers.layout import RecordLayout
+from whalefall.runtime.kvcache.tiers.sizes import TierSizes
 from whalefall.runtime.worker.memory import WorkerMemory, plan_memory
 
 T = TypeVar("T")
@@ -22,6 +24,11 @@ COMFORTABLE_SHARE = 0.5
 CPU_CACHE_SHARE = 0.4
 CPU_CACHE_MAX_BYTES = 4 * GIB
 """Pools are zeroed at start, and a desktop has other uses for its memory."""
+HOST_CACHE_BYTES = GIB
+"""Of the host tier when only a disk tier was asked for: everything passes through it."""
+HOST_CACHE_SHARE = 0.1
+"""And no more than this share of what is free on the host."""
+DISK_CACHE_BYTES = 32 * GIB
 GPU_WORKSPACE_BYTES = 4 * GIB
 """Kept free on a GPU for activations and libraries."""
 
@@ -61,6 +68,8 @@ class ResolvedConfig:
     mapped_bytes: int = 0
     """Of tables that are read in place from the checkpoint's files, in host memory as far as there is any."""
     memory: WorkerMemory
+    tiers: TierSizes | None = None
+    """Below the device's blocks; None for none."""
     chosen_by: dict[str, str]
     """Option -> "user", or the reason of the choice."""
 
@@ -80,10 +89,21 @@ class ResolvedConfig:
         ]
         if m.snapshot_bytes:
             rows.insert(2, ("window snapshots", f"one per block, {m.snapshot_bytes:,} bytes each", m.num_blocks * m.snapshot_bytes))
+        tier_rows = [] if self.tiers is None else _tier_rows(self.tiers)
+        if self.device == "cpu":
+            rows += tier_rows[:1]  # the host's memory is the device's
         rows.append(("total", f"on {self.device}", sum(size for _, _, size in rows)))
+        rows += tier_rows[1:] if self.device == "cpu" else tier_rows
         if self.mapped_bytes:
             rows.append(("not counted", "tables mapped from the checkpoint's files", self.mapped_bytes))
         return "\n".join(f"  {name:<22} {how:<48} {size:>18,} bytes" for name, how, size in rows)
+
+
+def _tier_rows(tiers: TierSizes) -> list[tuple[str, str, int]]:
+    rows = [("host tier", f"{tiers.num_rows:,} blocks of {tiers.record_bytes:,} bytes, in host memory", tiers.host_bytes)]
+    if tiers.store_dir is not None:
+        rows.append(("object store" if tiers.is_url else "disk tier, at most", tiers.store_dir, tiers.store_bytes))
+    return rows
 
 
 def resolve(user: EngineConfig, model: ModelFacts, device: DeviceFacts | None) -> ResolvedConfig:
@@ -130,9 +150,13 @@ class _Resolver:
         batched_default = 8192 if device.kind == "cuda" else 2048
         max_num_batched_tokens = self._pick("max_num_batched_tokens", user.max_num_batched_tokens, batched_default, f"on a {device.kind}")
         memory = self._memory(spec, num_slots, max_model_len, max_num_batched_tokens, cache_bytes, keeps_snapshots)
-        if memory is not None and weights_bytes + memory.total_bytes > device.free_bytes:
+        tiers = self._tiers(device, spec, is_caching=is_caching, keeps_snapshots=keeps_snapshots)
+        on_device = 0 if memory is None else memory.total_bytes
+        if tiers is not None and device.kind == "cpu":
+            on_device += tiers.host_bytes
+        if memory is not None and weights_bytes + on_device > device.free_bytes:
             self._problems.append(
-                f"weights ({weights_bytes:,} bytes) and caches ({memory.total_bytes:,}) exceed the {device.free_bytes:,} bytes free on "
+                f"weights ({weights_bytes:,} bytes) and caches ({on_device:,}) exceed the {device.free_bytes:,} bytes free on "
                 f"{device.name}: lower kv_cache_memory_bytes, max_num_seqs or max_model_len, or use weights=packed"
             )
         if self._problems or memory is None:
@@ -164,6 +188,7 @@ class _Resolver:
             weights_bytes=weights_bytes,
             mapped_bytes=model.weights.mapped_bytes(),
             memory=memory,
+            tiers=tiers,
             chosen_by=self._chosen_by,
         )
 
@@ -179,6 +204,9 @@ class _Resolver:
             ("max_num_batched_tokens", 1),
             ("block_size", 1),
             ("kv_cache_memory_bytes", 1),
+            ("host_cache_bytes", 0),
+            ("disk_cache_bytes", 1),
+            ("disk_cache_write_bytes_per_s", 1),
             ("max_logprobs", -1),
             ("stats_interval_s", 0),
         ):
@@ -254,6 +282,41 @@ class _Resolver:
                 f"the weights ({weights_bytes:,} bytes) leave no room for the KV cache: {device.free_bytes:,} bytes free on {device.name}"
             )
         return max(chosen, 0)
+
+    def _tiers(self, device: DeviceFacts, spec: CacheSpec, *, is_caching: bool, keeps_snapshots: bool) -> TierSizes | None:
+        user = self._user
+        for name in ("disk_cache_bytes", "disk_cache_write_bytes_per_s"):
+            if getattr(user, name) is not None and user.disk_cache_dir is None:
+                self._problems.append(f"{name} is {getattr(user, name)}, but there is no disk_cache_dir")
+        asked = "disk_cache_dir" if user.disk_cache_dir is not None else "host_cache_bytes"
+        if user.disk_cache_dir is None and not user.host_cache_bytes:
+            return None
+        if not is_caching:
+            self._problems.append(f"{asked} needs enable_prefix_caching: what cannot be found again need not be kept")
+            return None
+        record_bytes = RecordLayout.of(spec, with_snapshots=keeps_snapshots).record_bytes
+        host_free = device.free_bytes if device.host_free_bytes is None else device.host_free_bytes
+        otherwise = max(4 * record_bytes, min(HOST_CACHE_BYTES, int(HOST_CACHE_SHARE * host_free)))
+        host_bytes = self._pick("host_cache_bytes", user.host_cache_bytes, otherwise, "a way station to disk_cache_dir")
+        if record_bytes == 0 or host_bytes < record_bytes:
+            self._problems.append(f"host_cache_bytes is {host_bytes:,}, but one block takes {record_bytes:,}: raise it, or leave it out")
+            return None
+        if host_bytes > host_free:
+            self._problems.append(f"host_cache_bytes is {host_bytes:,}, but the host has {host_free:,} bytes free")
+        store_dir = None if user.disk_cache_dir is None else str(user.disk_cache_dir)
+        is_url = store_dir is not None and "://" in store_dir
+        if is_url and user.disk_cache_bytes is not None:
+            self._problems.append(
+                f"disk_cache_bytes is {user.disk_cache_bytes:,}, but {store_dir} makes room by its own rules: leave it out"
+            )
+        has_cap = store_dir is not None and not is_url
+        return TierSizes(
+            num_rows=host_bytes // record_bytes,
+            record_bytes=record_bytes,
+            store_dir=store_dir,
+            store_bytes=self._pick("disk_cache_bytes", user.disk_cache_bytes, DISK_CACHE_BYTES, "default") if has_cap else 0,
+            write_bytes_per_s=user.disk_cache_write_bytes_per_s,
+        )
 
     def _max_num_seqs(self, spec: CacheSpec, cache_bytes: int) -> int:
         wanted = self._user.max_num_seqs

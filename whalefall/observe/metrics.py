@@ -39,6 +39,39 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class TierStats:
+    """Of the tiers below the device's blocks. Queries and hits are in blocks."""
+
+    host_blocks_used: int = 0
+    """Records that can be found."""
+    host_blocks_total: int = 0
+    host_queries: int = 0
+    """Blocks of entering requests that the device did not have."""
+    host_hits: int = 0
+    host_stored_bytes: int = 0
+    host_loaded_bytes: int = 0
+    """Copied back to the device."""
+    host_failures: int = 0
+    host_evictions: int = 0
+    has_disk: bool = False
+    disk_used_bytes: int = 0
+    """In the whole directory, whoever wrote it, at the last look."""
+    disk_queries: int = 0
+    disk_hits: int = 0
+    disk_written_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_failures: int = 0
+    """Errors of the file system, and records found damaged."""
+    disk_evictions: int = 0
+    is_disk_off: bool = False
+    """Writing or reading was given up after failures."""
+    skipped_blocks: int = 0
+    """Not kept, or not written, because the tiers did not keep up."""
+    num_timeouts: int = 0
+    """Requests that gave up waiting for blocks and computed them."""
+
+
+@dataclass(slots=True)
 class EngineGauges:
     """The engine's side, replaced as a whole after each step."""
 
@@ -53,6 +86,8 @@ class EngineGauges:
     num_preemptions: int = 0
     batched_tokens: int = 0
     """Rows that all steps have run, prompts and outputs together."""
+    tiers: TierStats | None = None
+    """None without tiers below the device's blocks."""
 
 
 @dataclass(slots=True)
