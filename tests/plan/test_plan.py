@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -49,10 +50,16 @@ def test_released_model_fits_where_its_bytes_do(released: Path, gpu: str, count:
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 @pytest.mark.parametrize("count", [4, 8])
-def test_rows_of_a_card_add_up_to_its_memory(released: Path, gpu: str, count: int) -> None:
-    *rows, card = card_rows(plan_model(released, CARDS[gpu], count), CARDS[gpu])
+@pytest.mark.parametrize("replay", ["bounded", "exact"])
+def test_rows_of_a_card_add_up_to_its_memory(released: Path, gpu: str, count: int, replay: Literal["bounded", "exact"]) -> None:
+    made = plan_model(released, CARDS[gpu], count, EngineConfig(model="", replay=replay))
+    *rows, card = card_rows(made, CARDS[gpu])
     assert sum(size for _, _, size in rows) == card[2] == CARDS[gpu].memory_bytes
-    free = next(size for name, _, size in rows if name == "left free")
+    assert made.config is not None
+    named = {name: size for name, _, size in rows}
+    own = named["weights"] + named["workspace"] + named["CUDA context"] + named["left free"]
+    assert sum(named.values()) - own == made.config.memory.total_bytes
+    free = named["left free"]
     assert free >= 0.05 * card[2]
 
 

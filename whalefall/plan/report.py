@@ -43,6 +43,9 @@ def card_rows(plan: Plan, card: Card) -> list[tuple[str, str, int]]:
             ("rings and state", f"{memory.num_slots:,} requests", memory.num_slots * memory.slot_bytes),
             ("token and block tables", f"{plan.config.max_model_len:,} tokens each", memory.table_bytes),
         ]
+        rest = memory.total_bytes - sum(size for _, _, size in rows[1:])
+        if rest:
+            rows.append(("window snapshots", "one per block, to continue a prefix exactly", rest))
     rows += [
         ("workspace", "activations and logits of a step", GPU_WORKSPACE_BYTES),
         ("CUDA context", "before the first tensor", CONTEXT_BYTES),

@@ -110,9 +110,11 @@ def _ops_row(ops: tuple[OpChoice, ...], device: torch.device) -> Row:
 
 
 def _value(config: ResolvedConfig, option: str) -> str:
-    if option == "kv_cache_memory_bytes":  # a budget while resolving; what it came to is in the memory table
+    """The resolved value; empty for an option that became part of something else, which the memory table then shows."""
+    if option == "kv_cache_memory_bytes":  # a budget while resolving
         return f"{config.memory.pool_bytes:,} used"
-    return str(getattr(config, option))
+    name = {"enable_prefix_caching": "prefix_caching"}.get(option, option)
+    return str(getattr(config, name, ""))
 
 
 def _needed(config: ResolvedConfig) -> int:
