@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whalefall.core.sampling import SamplingParams
+    from whalefall.core.structure import StructuredOutputsParams
     from whalefall.engine.async_llm import AsyncLLM
     from whalefall.engine.config import EngineConfig
     from whalefall.engine.llm import LLM
@@ -19,13 +20,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 """The same as in the package metadata; a test compares them."""
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "whalefall.engine.llm",
     "AsyncLLM": "whalefall.engine.async_llm",
     "EngineConfig": "whalefall.engine.config",
     "SamplingParams": "whalefall.core.sampling",
+    "StructuredOutputsParams": "whalefall.core.structure",
     "RequestOutput": "whalefall.engine.outputs",
     "CompletionOutput": "whalefall.engine.outputs",
     "Logprob": "whalefall.engine.outputs",

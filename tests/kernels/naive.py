@@ -370,6 +370,16 @@ def in_order(row: list[float]) -> list[int]:
     return sorted(range(len(row)), key=lambda i: (-row[i], i))
 
 
+def apply_bitmask(logits: Tensor, bits: Tensor) -> Tensor:
+    out = logits.double().clone()
+    for i, words in enumerate(bits.tolist()):
+        as_one = sum((word % 2**32) << (32 * w) for w, word in enumerate(words))
+        for v in range(out.shape[-1]):
+            if not as_one >> v & 1:
+                out[i, v] = -math.inf
+    return out
+
+
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     ids = [max(range(len(row)), key=lambda i: (row[i], -i)) for row in logits.tolist()]
     best_of = [row[i] for row, i in zip(logits.tolist(), ids)]
@@ -446,6 +456,7 @@ NAIVE: dict[str, Callable[..., Any]] = {
     "quant.fakequant_mxfp8": fakequant_mxfp8,
     "quant.fakequant_nvfp4": fakequant_nvfp4,
     "rope.rotate": rotate,
+    "sampling.apply_bitmask": apply_bitmask,
     "sampling.argmax": argmax,
     "sampling.count_tokens": count_tokens,
     "sampling.draw": draw,

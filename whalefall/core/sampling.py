@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from whalefall.core.errors import BadSampling
+from whalefall.core.structure import StructuredSpec
 
 MAX_LOGPROBS = 20
 """Most alternatives per token a client may ask for; -1 asks for the whole vocabulary (offline API)."""
@@ -61,6 +62,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     detokenize: bool = True
     """False leaves the text empty; stop strings need True."""
+    structured_outputs: StructuredSpec | None = None
+    """The shape the answer must have: `StructuredOutputsParams(json=..., regex=..., choice=..., grammar=..., json_object=True)`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
@@ -95,6 +98,11 @@ class SamplingParams:
                 object.__setattr__(self, f.name, float(value))
             if kind == "bool" and not isinstance(value, bool):
                 raise BadSampling(f"{f.name} must be true or false, got {value!r}", param=f.name)
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredSpec):
+            raise BadSampling(
+                f"structured_outputs must come from StructuredOutputsParams(...), got {self.structured_outputs!r}",
+                param="structured_outputs",
+            )
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise BadSampling(f"stop must hold non-empty strings, got {text!r}", param="stop")

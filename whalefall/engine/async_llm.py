@@ -45,6 +45,9 @@ class AsyncLLM:
         self._client = client
         self._clock = clock or MonotonicClock()
         self._tracer = tracer
+        # An engine in this process has compiled what it needs itself; one elsewhere does so again, and its front refuses what is wrong.
+        own = client.core.grammars if isinstance(client, ThreadEngine) else None
+        self._grammars = own or opened.grammar_store()
         self._processor = OutputProcessor(self.tokenizer, seed_source(self.config.seed))
         self._mailboxes: dict[int, _Mailbox] = {}
         """By identity of the open request."""
@@ -85,6 +88,15 @@ class AsyncLLM:
         check_prompt(prompt_token_ids, self.config)
         check_sampling(sampling, self.config, max_logprobs=self.config.max_logprobs)
 
+    async def prepare(self, sampling: SamplingParams) -> None:
+        """Compile what the answer must look like, in a thread. `generate` does so too; a server asks before it has answered anything.
+
+        Raises:
+            RequestError: the schema or grammar is wrong, not supported or too slow.
+        """
+        if sampling.structured_outputs is not None:
+            await self._grammars.check_async(sampling.structured_outputs)
+
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -96,6 +108,7 @@ class AsyncLLM:
             Busy: it is being restarted.
         """
         self.validate(prompt_token_ids, sampling)
+        await self.prepare(sampling)
         request, mailbox = self._open(prompt_token_ids, sampling, request_id, prompt)
         try:
             while True:

@@ -80,6 +80,7 @@ class LLM:
         self._eos_token_ids = opened.eos_token_ids
         self._clock = clock
         self._processor = OutputProcessor(self.tokenizer, seed_source(self.config.seed))
+        self._grammars = core.grammars or opened.grammar_store()
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -158,6 +159,8 @@ class LLM:
         for (_, ids), sampling in zip(pairs, params, strict=True):
             check_prompt(ids, self.config)
             check_sampling(sampling, self.config, max_logprobs=self.config.max_logprobs)
+            if sampling.structured_outputs is not None:
+                self._grammars.check(sampling.structured_outputs)
         if self.core.fault is not None:
             raise EngineDead(self.core.fault)
         opened = [self._open(prompt, ids, sampling) for (prompt, ids), sampling in zip(pairs, params, strict=True)]

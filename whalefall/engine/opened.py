@@ -16,6 +16,7 @@ from whalefall.engine.config import EngineConfig
 from whalefall.engine.resolve import ResolvedConfig
 from whalefall.models.definition import ModelConfig, ModelDefinition
 from whalefall.models.registry import find_definition
+from whalefall.runtime.sampling.grammar import GrammarCompiler, GrammarStore
 from whalefall.text.tokenizer import Tokenizer
 
 
@@ -34,6 +35,16 @@ class OpenModel:
         """The model's, and the tokenizer's if it names another."""
         own = self.tokenizer.eos_token_id
         return tuple(dict.fromkeys((*self.model_config.eos_token_ids, *(() if own is None else (own,)))))
+
+    def grammar_store(self) -> GrammarStore:
+        """For answers of a given shape. Nothing is loaded before the first of them."""
+
+        def make_compiler() -> GrammarCompiler:
+            from whalefall.runtime.sampling.llguidance_grammar import LLGuidanceCompiler
+
+            return LLGuidanceCompiler(self.tokenizer, self.config.vocab_size, self.eos_token_ids)
+
+        return GrammarStore(make_compiler)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,11 @@ Ranges that hold for every model are checked by SamplingParams itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from whalefall.core.errors import BadSampling, PromptTooLong, RequestError
 from whalefall.core.sampling import SamplingParams
+from whalefall.core.structure import StructureKind
 from whalefall.engine.resolve import ResolvedConfig
 
 
@@ -50,6 +52,9 @@ def check_sampling(sampling: SamplingParams, config: ResolvedConfig, *, max_logp
         for token_id in ids:
             if token_id >= config.vocab_size:
                 raise BadSampling(f"{name} names token {token_id}, token ids are below {config.vocab_size}", param=name)
+    spec = sampling.structured_outputs
+    if spec is not None and spec.kind not in get_args(StructureKind):
+        raise BadSampling(f"{spec.param}: kind must be one of {', '.join(get_args(StructureKind))}, got {spec.kind!r}", param=spec.param)
 
 
 def _first_bad(token_ids: Sequence[int], vocab_size: int) -> int | None:

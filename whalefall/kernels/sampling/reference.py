@@ -55,6 +55,30 @@ def argmax(logits_LV: Tensor) -> tuple[Tensor, Tensor]:
     return ids_L, best_L
 
 
+def _bitmask_cases() -> Iterator[tuple[Any, ...]]:
+    for num_rows, vocab_size in (*_SHAPES, (2, 31), (2, 32), (2, 33), (3, 65)):
+        words = -(-vocab_size // 32)
+        bits_LW = torch.randint(-(2**31), 2**31, (num_rows, words), generator=_generator(10), dtype=torch.int64).to(torch.int32)
+        bits_LW[:1] = 0  # a dead end
+        bits_LW[1:2] = -1  # no rule at all
+        yield _logits(num_rows, vocab_size), bits_LW
+
+
+@op("sampling.apply_bitmask", cases=_bitmask_cases)
+def apply_bitmask(logits_LV: Tensor, bits_LW: Tensor) -> Tensor:
+    """Mask the ids whose bit is not set with -inf.
+
+    Args:
+        bits_LW: int32 [L, ceil(V / 32)]; id v is bit v % 32 (lowest first) of word v // 32. Bits beyond the vocabulary mean nothing.
+    Returns:
+        float32 [L, V], new memory.
+    Numerics: exact.
+    """
+    id_V = torch.arange(logits_LV.shape[-1], device=logits_LV.device, dtype=torch.int32)
+    is_allowed_LV = (bits_LW[:, id_V >> 5] >> (id_V & 31)) & 1
+    return torch.where(is_allowed_LV.bool(), logits_LV, -math.inf)
+
+
 def _penalise_cases() -> Iterator[tuple[Any, ...]]:
     for num_rows, vocab_size in _SHAPES[1:]:
         counts_LV = torch.randint(0, 3, (num_rows, vocab_size), generator=_generator(1), dtype=torch.int32)

@@ -121,11 +121,7 @@ class GrammarStore:
         Raises:
             RequestError: it cannot be; `param` names the client's field.
         """
-        self._outcome(spec, self.prepare(spec))
-
-    def check_now(self, spec: StructuredSpec) -> None:
-        """`check` without waiting: what is not compiled by now is too slow."""
-        self._outcome(spec, self.prepare(spec), timeout_s=0)
+        self.outcome(spec, self.prepare(spec), self.time_limit_s)
 
     async def check_async(self, spec: StructuredSpec) -> None:
         """`check` for an event loop, which goes on meanwhile."""
@@ -134,7 +130,7 @@ class GrammarStore:
         waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at below, or by nobody if the client has left
         # The future outlives who waits for it: others may want the same grammar.
         await asyncio.wait([waiter], timeout=self.time_limit_s)
-        self._outcome(spec, future, timeout_s=0)
+        self.outcome(spec, future)
 
     def grammar_for(self, spec: StructuredSpec) -> Grammar:
         """A place at the beginning of the spec's grammar; at once if it was prepared.
@@ -142,15 +138,16 @@ class GrammarStore:
         Raises:
             RequestError: as `check`.
         """
-        return self._outcome(spec, self.prepare(spec)).clone()
+        return self.outcome(spec, self.prepare(spec), self.time_limit_s).clone()
 
     def fill_masks(self, grammars: Sequence[Grammar], bits_MW: Bits) -> None:
         assert self._compiler is not None, "a grammar exists, so its compiler does"
         self._compiler.fill_masks(grammars, bits_MW)
 
-    def _outcome(self, spec: StructuredSpec, future: Future[Grammar], timeout_s: float | None = None) -> Grammar:
+    def outcome(self, spec: StructuredSpec, future: Future[Grammar], timeout_s: float = 0) -> Grammar:
+        """What `prepare` came to; not compiled by now is too slow. Raises as `check`."""
         try:
-            return future.result(self.time_limit_s if timeout_s is None else timeout_s)
+            return future.result(timeout_s)
         except FutureTimeoutError:
             reason = f"took longer than {self.time_limit_s:g} s to compile: make it smaller"
         except GrammarFault as fault:
