@@ -14,18 +14,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from whalefall.core.errors import EngineDead, RequestError
 from whalefall.core.plan import StepPlan, StepResult
 from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate
 from whalefall.core.seams import Clock
+from whalefall.engine.grammar_gate import GrammarGate
+from whalefall.engine.tier_pump import TierPump
 from whalefall.observe.log import get_logger
 from whalefall.observe.metrics import EngineGauges, ThroughputReport
+from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:  # naming the mover must not cost the seconds that importing torch takes
+    from whalefall.runtime.kvcache.tiers.mover import Mover
 
 Message: TypeAlias = EngineRequest | AbortRequests
 log = get_logger(__name__)
+GRAMMAR_WAIT_S = 0.005
+"""An idle loop looks this often for messages while grammars compile."""
 
 
 class StepHandle(Protocol):
@@ -40,9 +48,23 @@ class Launcher(Protocol):
 
 class EngineCore:
     def __init__(
-        self, scheduler: Scheduler, worker: Launcher, *, clock: Clock, is_one_step_ahead: bool, stats_interval_s: float = 0.0
+        self,
+        scheduler: Scheduler,
+        worker: Launcher,
+        *,
+        clock: Clock,
+        is_one_step_ahead: bool,
+        stats_interval_s: float = 0.0,
+        grammars: GrammarStore | None = None,
+        mover: Mover | None = None,
     ) -> None:
+        """
+        Args:
+            mover: for a scheduler with tiers; closed when the loop ends.
+            grammars: the worker's; None: structured requests are refused.
+        """
         self.scheduler = scheduler
+        self.grammars = grammars
         self.fault: str | None = None
         """Why the loop has ended by itself; None while all is well."""
         self.gauges = EngineGauges()
@@ -51,6 +73,8 @@ class EngineCore:
         self._clock = clock
         self._is_one_step_ahead = is_one_step_ahead
         self._inbox = Inbox()
+        self._gate = GrammarGate(grammars)
+        self._tiers = TierPump(scheduler, mover, self._inbox.poke)
         self._pending: _Launched | None = None
         self._open: set[str] = set()
         self._num_steps = self._num_rows = self._num_drawn = 0
@@ -67,7 +91,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._inbox) or self._pending is not None or self.scheduler.has_work
+        return bool(self._inbox) or bool(self._gate) or self._pending is not None or self.scheduler.has_work
 
     def turn(self) -> list[RequestUpdate]:
         """One turn of the loop. A fault ends every request with reason "error" and the loop with them."""
@@ -93,6 +117,7 @@ class EngineCore:
                 deliver(updates)
         if updates := self._end_open():
             deliver(updates)
+        self._tiers.close(drain=self.fault is None)
 
     def stop(self) -> None:
         """From any thread: end the loop. What is open ends with reason "abort"."""
@@ -101,22 +126,46 @@ class EngineCore:
     def _deliver(self, messages: Sequence[Message], updates: list[RequestUpdate]) -> None:
         for message in messages:
             if isinstance(message, AbortRequests):
-                updates += self.scheduler.abort(message.request_ids, message.reason)
+                updates += self._abort(message.request_ids, message.reason)
                 continue
             self._open.add(message.request_id)
-            try:
-                self.scheduler.add(message)
-            except RequestError as error:
-                updates.append(RequestUpdate(request_id=message.request_id, finish_reason=FinishReason.ERROR, error=error.message))
+            self._admit(message, None, updates, is_new=True)
+        for request, error in self._gate.take_ready(self._clock.now_s()) if self._gate else ():
+            self._admit(request, error, updates)
+
+    def _admit(self, request: EngineRequest, error: RequestError | None, updates: list[RequestUpdate], *, is_new: bool = False) -> None:
+        """To the scheduler; a new one with a grammar waits at the gate first."""
+        try:
+            if error is not None:
+                raise error
+            if is_new and request.sampling.structured_outputs is not None:
+                self._gate.put(request, self._clock.now_s())
+            else:
+                self.scheduler.add(request)
+        except RequestError as refusal:
+            updates.append(RequestUpdate(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=refusal.message))
+
+    def _abort(self, request_ids: Sequence[str], reason: FinishReason) -> list[RequestUpdate]:
+        held = [RequestUpdate(request_id=name, finish_reason=reason) for name in self._gate.drop(request_ids)] if self._gate else []
+        return held + self.scheduler.abort(request_ids, reason)
 
     def _step(self) -> list[RequestUpdate]:
+        self._tiers.take_reports()
         plan = self.scheduler.plan(self._clock.now_s())  # integers only; may be one step ahead of commit
         launched = None if plan is None else self._launch(plan)  # returns at once
+        self._tiers.submit_moves()
         due, self._pending = (self._pending, launched) if self._is_one_step_ahead else (launched, None)
         if due is not None:
-            return self.scheduler.commit(due.plan, due.handle.wait(), self._clock.now_s())
+            updates = self.scheduler.commit(due.plan, due.handle.wait(), self._clock.now_s())
+            self._tiers.submit_moves()
+            return updates
         if launched is None and self.scheduler.has_work:
+            if self.scheduler.waits_for_moves:
+                self._inbox.wait(GRAMMAR_WAIT_S if self._gate else self._tiers.max_wait_s(self._clock.now_s()))
+                return []
             raise RuntimeError("requests wait, nothing runs, and no step can be planned")  # better an error than a silent standstill
+        if launched is None and self._gate:
+            self._gate.rest(GRAMMAR_WAIT_S)
         return []
 
     def _launch(self, plan: StepPlan) -> _Launched:
@@ -144,7 +193,7 @@ class EngineCore:
         updates: list[RequestUpdate] = []
         if self.fault is None:
             self._deliver(self._inbox.take(), updates)
-            updates += self.scheduler.abort(tuple(self._open), FinishReason.ABORT)
+            updates += self._abort(tuple(self._open), FinishReason.ABORT)
             while self._pending is not None:
                 updates += self.turn()
         return updates
@@ -178,6 +227,7 @@ class EngineCore:
             num_steps=self._num_steps,
             num_preemptions=scheduler.num_preemptions,
             batched_tokens=self._num_rows,
+            tiers=self._tiers.stats(),
         )
         if self._report is not None:
             now_s = self._clock.now_s()
@@ -197,10 +247,11 @@ class Inbox:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._closed_because: str | None = None
+        self._is_poked = False
         self._changed = threading.Condition()
 
     def __bool__(self) -> bool:
-        return bool(self._messages)
+        return bool(self._messages) or self._is_poked
 
     @property
     def is_closed(self) -> bool:
@@ -217,12 +268,19 @@ class Inbox:
         """All messages there are, without waiting."""
         with self._changed:
             messages, self._messages = self._messages, []
+            self._is_poked = False
             return messages
 
-    def wait(self) -> None:
-        """Until there is a message or the inbox is closed."""
+    def poke(self) -> None:
+        """From any thread: something else than a message wants a turn of the loop."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._messages) or self.is_closed)
+            self._is_poked = True
+            self._changed.notify()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until there is a message or a poke, the inbox is closed, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self) or self.is_closed, timeout_s)
 
     def close(self, reason: str) -> list[Message]:
         """Refuse all further messages; those that nobody has taken."""

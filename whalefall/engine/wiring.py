@@ -21,6 +21,7 @@ from whalefall.engine.core import EngineCore
 from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.opened import OpenModel, read_folder
 from whalefall.engine.resolve import ResolvedConfig, resolve
+from whalefall.engine.tiers import build_tiers
 from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition, WeightKind
 from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache.manager import CacheManager
@@ -61,7 +62,8 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     report = load_checkpoint(opened.model_dir, definition.weight_map(model_config), built.sink, progress=progress)
     log.info("%s", format_report(report))
     spec, scheduler_config = definition.cache_spec(model_config, context, config.block_size), _scheduler_config(config)
-    worker = Worker(built.model, spec, _worker_config(config, scheduler_config, context.device))
+    grammars = opened.grammar_store()
+    worker = Worker(built.model, spec, _worker_config(config, scheduler_config, context.device), grammars)
     cache = CacheManager(
         config.num_blocks,
         config.block_size,
@@ -71,12 +73,15 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     )
     log.info("memory at start:\n%s", config.memory_table(_module_bytes(built.model)))
     log.info("%s", _about_prefix_cache(config, scheduler_config))
+    ledger, mover = build_tiers(config, spec, worker.cache, cache) or (None, None)
     return EngineCore(
-        Scheduler(scheduler_config, cache),
+        Scheduler(scheduler_config, cache, tiers=ledger),
         worker,
+        mover=mover,
         clock=clock or MonotonicClock(),
         is_one_step_ahead=config.async_scheduling,
         stats_interval_s=config.stats_interval_s,
+        grammars=grammars,
     )
 
 
