@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501, SIM905 - tables of texts and templates, one entry a line
 """The chat set: questions and answers written here or filled from templates over WordNet and the King James Bible.
 
 A word whose hash says so is held out: no question about it is ever trained on. Everything is deterministic given the seed.
@@ -157,7 +158,14 @@ def _pools(raw_dir: Path, held_out: bool, rng: random.Random) -> list[list[Turn]
     if held_out:
         return [words]
     talk = [_pick(rng, SMALL_TALK) for _ in range(9000)] + [_pick(rng, REFUSALS) for _ in range(2500)]
-    return [words, talk, [_arithmetic(rng) for _ in range(26000)], [_python(rng) for _ in range(9000)], [_letters(rng) for _ in range(6000)], list(_verses(raw_dir, rng))]
+    return [
+        words,
+        talk,
+        [_arithmetic(rng) for _ in range(26000)],
+        [_python(rng) for _ in range(9000)],
+        [_letters(rng) for _ in range(6000)],
+        list(_verses(raw_dir, rng)),
+    ]
 
 
 def _word_questions(raw_dir: Path, held_out: bool, rng: random.Random) -> Iterator[Turn]:
@@ -201,13 +209,37 @@ def _definition(word: str, synset: Synset, rng: random.Random) -> Turn:
     is_name = name[:1].isupper()
     if kind == "noun":
         what = name if is_name else _article(name)
-        question = rng.choice((f"What is {what}?", f"What is {what}?", f"What does {name} mean?", f"Define {name}.", f"What is the meaning of {name}?", f"Explain {name}.", f"What is {name}?"))
-        answer = f"{_cap(what)} is {gloss}." if gloss.startswith(("a ", "an ", "the ", "any ", "one ", "something ", "someone ")) else f"{_cap(name)}: {gloss}."
+        question = rng.choice(
+            (
+                f"What is {what}?",
+                f"What is {what}?",
+                f"What does {name} mean?",
+                f"Define {name}.",
+                f"What is the meaning of {name}?",
+                f"Explain {name}.",
+                f"What is {name}?",
+            )
+        )
+        answer = (
+            f"{_cap(what)} is {gloss}."
+            if gloss.startswith(("a ", "an ", "the ", "any ", "one ", "something ", "someone "))
+            else f"{_cap(name)}: {gloss}."
+        )
     elif kind == "verb":
-        question = rng.choice((f"What does {name} mean?", f"What does it mean to {name}?", f"Define the verb {name}.", f"Define {name}.", f"Explain the word {name}."))
+        question = rng.choice(
+            (
+                f"What does {name} mean?",
+                f"What does it mean to {name}?",
+                f"Define the verb {name}.",
+                f"Define {name}.",
+                f"Explain the word {name}.",
+            )
+        )
         answer = f"To {name}: {gloss}." if gloss.startswith("(") else f"To {name} means to {gloss.removeprefix('to ')}."
     else:
-        question = rng.choice((f"What does {name} mean?", f"Define {name}.", f"What is the meaning of {name}?", f"Explain the word {name}."))
+        question = rng.choice(
+            (f"What does {name} mean?", f"Define {name}.", f"What is the meaning of {name}?", f"Explain the word {name}.")
+        )
         answer = f"{_cap(name)} means {gloss}." if not gloss.startswith("(") else f"{_cap(name)}: {gloss}."
     if synset.examples and rng.random() < 0.3:
         answer += f" For example: {_sentence(synset.examples[0])}"
@@ -219,33 +251,67 @@ def _cap(text: str) -> str:
 
 
 def _synonym(word: str, others: Sequence[str], rng: random.Random) -> Turn:
-    question = rng.choice((f"What is another word for {word}?", f"Give me a synonym of {word}.", f"Name a synonym for {word}.", f"What is a synonym of {word}?"))
-    return question, f"Another word for {word} is {others[0]}." if len(others) == 1 else f"Other words for {word} are {others[0]} and {others[1]}."
+    question = rng.choice(
+        (
+            f"What is another word for {word}?",
+            f"Give me a synonym of {word}.",
+            f"Name a synonym for {word}.",
+            f"What is a synonym of {word}?",
+        )
+    )
+    return question, f"Another word for {word} is {others[0]}." if len(
+        others
+    ) == 1 else f"Other words for {word} are {others[0]} and {others[1]}."
 
 
 def _opposite(word: str, other: str, rng: random.Random) -> Turn:
-    return rng.choice((f"What is the opposite of {word}?", f"Give me an antonym of {word}.", f"What is the antonym of {word}?")), f"The opposite of {word} is {other}."
+    return rng.choice(
+        (f"What is the opposite of {word}?", f"Give me an antonym of {word}.", f"What is the antonym of {word}?")
+    ), f"The opposite of {word} is {other}."
 
 
 def _example(word: str, example: str, rng: random.Random) -> Turn:
-    return rng.choice((f"Use {word} in a sentence.", f"Give me an example sentence with {word}.", f"Write a sentence with the word {word}.")), _sentence(example)
+    return rng.choice(
+        (f"Use {word} in a sentence.", f"Give me an example sentence with {word}.", f"Write a sentence with the word {word}.")
+    ), _sentence(example)
 
 
 def _parent(word: str, parent: str, rng: random.Random) -> Turn:
     what = word if word[:1].isupper() else _article(word)
-    return rng.choice((f"What kind of thing is {what}?", f"Is {what} {_article(parent)}?", f"What sort of thing is {what}?")), f"{_cap(what)} is a kind of {parent}."
+    return rng.choice(
+        (f"What kind of thing is {what}?", f"Is {what} {_article(parent)}?", f"What sort of thing is {what}?")
+    ), f"{_cap(what)} is a kind of {parent}."
 
 
 def _arithmetic(rng: random.Random) -> Turn:
     sign = rng.choice("+++--*")
-    a, b = (rng.randint(0, 12), rng.randint(0, 12)) if sign == "*" else (rng.randint(0, 30), rng.randint(0, 30)) if rng.random() < 0.7 else (rng.randint(0, 99), rng.randint(0, 99))
+    a, b = (
+        (rng.randint(0, 12), rng.randint(0, 12))
+        if sign == "*"
+        else (rng.randint(0, 30), rng.randint(0, 30))
+        if rng.random() < 0.7
+        else (rng.randint(0, 99), rng.randint(0, 99))
+    )
     if sign == "-" and b > a:
         a, b = b, a
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     name = {"+": "plus", "-": "minus", "*": "times"}[sign]
-    question = rng.choice((f"What is {a} {sign} {b}?", f"What is {a} {name} {b}?", f"{a} {sign} {b}", f"{a}{sign}{b}=", f"Calculate {a} {sign} {b}.", f"How much is {a} {name} {b}?", f"{a} {sign} {b} = ?"))
+    question = rng.choice(
+        (
+            f"What is {a} {sign} {b}?",
+            f"What is {a} {name} {b}?",
+            f"{a} {sign} {b}",
+            f"{a}{sign}{b}=",
+            f"Calculate {a} {sign} {b}.",
+            f"How much is {a} {name} {b}?",
+            f"{a} {sign} {b} = ?",
+        )
+    )
     if rng.random() < 0.08 and max(a, b, result) <= 12:
-        return f"What is {NUMBER_WORDS[a]} {name} {NUMBER_WORDS[b]}?", f"{_cap(NUMBER_WORDS[a])} {name} {NUMBER_WORDS[b]} is {NUMBER_WORDS[result]}."
+        return (
+            f"What is {NUMBER_WORDS[a]} {name} {NUMBER_WORDS[b]}?",
+            f"{_cap(NUMBER_WORDS[a])} {name} {NUMBER_WORDS[b]} is {NUMBER_WORDS[result]}.",
+        )
     return question, f"{a} {sign} {b} = {result}"
 
 
@@ -258,11 +324,22 @@ def _python(rng: random.Random) -> Turn:
     if kind < 0.2:
         name = rng.choice(("json", "os", "re", "math", "random", "sys", "time", "csv", "pathlib", "datetime", "collections", "itertools"))
         return f"How do I import the {name} module?", f"import {name}"
-    question = rng.choice((f"Write a Python function that {what}.", f"Write a function that {what}.", f"Give me a Python function that {what}.", f"Please write Python code that {what}.", f"python function that {what}", f"Show me a function that {what}."))
+    question = rng.choice(
+        (
+            f"Write a Python function that {what}.",
+            f"Write a function that {what}.",
+            f"Give me a Python function that {what}.",
+            f"Please write Python code that {what}.",
+            f"python function that {what}",
+            f"Show me a function that {what}.",
+        )
+    )
     return question, code if rng.random() < 0.3 else f"```python\n{code}\n```"
 
 
-LETTER_WORDS = tuple("whale krill ocean water sea fish shell coral wave tide sand ship boat moon sun star tree bird stone river cloud rain snow wind fire bread house table chair apple".split())
+LETTER_WORDS = tuple(
+    "whale krill ocean water sea fish shell coral wave tide sand ship boat moon sun star tree bird stone river cloud rain snow wind fire bread house table chair apple".split()
+)
 
 
 def _letters(rng: random.Random) -> Turn:

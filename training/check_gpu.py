@@ -31,7 +31,11 @@ def main() -> None:
             T = 512
             q0, kv0 = torch.randn(2, T, 8, 64, device="cuda"), torch.randn(2, T, 64, device="cuda")
             e0 = torch.randn(2, T // ratio, 64, device="cuda") if ratio else None
-            selection = _top(torch.randn(2, T, T // ratio, device="cuda").masked_fill(~visible(T, ratio, q0.device), -torch.inf), 40) if select else None
+            selection = (
+                _top(torch.randn(2, T, T // ratio, device="cuda").masked_fill(~visible(T, ratio, q0.device), -torch.inf), 40)
+                if select
+                else None
+            )
             way_o, way_l = torch.randn(2, T, 8, 64, device="cuda"), torch.randn(2, T, 8, device="cuda")
             results = []
             for core, dtype in ((gpu.flex_core, torch.bfloat16), (dense_core, torch.float32)):

@@ -41,7 +41,7 @@ def load_official(model_dir: Path) -> Krill:
     assert vocab.count == config["text_config"]["engram_compressed_vocab_size"]
     model = Krill(config, vocab.map_V)
     files = [safe_open(str(path), "pt") for path in sorted(model_dir.glob("model-*.safetensors"))]
-    where = {name: file for file in files for name in file.keys()}
+    where = {name: file for file in files for name in list(file.keys())}
     used = set()
 
     def read(name: str) -> Tensor:
@@ -61,7 +61,9 @@ def load_official(model_dir: Path) -> Krill:
         for name, parameter in model.named_parameters():
             if name.endswith("experts.w13"):
                 stem = name.removesuffix("w13")
-                value = torch.stack([torch.cat((read(f"{stem}{e}.w1.weight"), read(f"{stem}{e}.w3.weight"))) for e in range(len(parameter))])
+                value = torch.stack(
+                    [torch.cat((read(f"{stem}{e}.w1.weight"), read(f"{stem}{e}.w3.weight"))) for e in range(len(parameter))]
+                )
             elif name.endswith("experts.w2"):
                 value = torch.stack([read(f"{name.removesuffix('w2')}{e}.w2.weight") for e in range(len(parameter))])
             else:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 - tables of texts and templates, one entry a line
 """Turns the downloaded packages (DATA.md names them) into plain-text documents, one generator per source, without duplicates.
 
 A document is (source, name, text). Whether it is held out depends only on a hash of its name, so every run holds out the same ones.
@@ -63,7 +64,11 @@ def _all(raw_dir: Path) -> Iterator[Document]:
     yield from html_docs(raw_dir / "sqlite3-doc/usr/share/doc/sqlite3", "sqlite-docs")
     yield from html_docs(raw_dir / "postgresql-doc-15/usr/share/doc/postgresql-doc-15/html", "postgresql-docs")
     yield from html_docs(raw_dir / "apache2-doc/usr/share/doc/apache2-doc/manual/en", "apache-docs")
-    yield from html_docs(raw_dir / "python-django-doc/usr/share/doc/python-django-doc/html", "django-docs", skip=("_modules", "_static", "releases", "genindex", "_sources"))
+    yield from html_docs(
+        raw_dir / "python-django-doc/usr/share/doc/python-django-doc/html",
+        "django-docs",
+        skip=("_modules", "_static", "releases", "genindex", "_sources"),
+    )
     for book in RUST_BOOKS:
         yield from html_docs(raw_dir / "rust-doc/usr/share/doc/rust-doc/html" / book, "rust-books", skip=("print.html", "edition/"))
     yield from sphinx_sources(raw_dir / "llvm-15-doc/usr/share/doc/llvm-15-doc/html/_sources", "llvm-docs")
@@ -98,10 +103,25 @@ def sphinx_sources(root: Path, source: str) -> Iterator[Document]:
 class _Text(HTMLParser):
     """Keeps the text of a page: block tags break lines, <pre> keeps its spaces, navigation and scripts are dropped."""
 
-    BLOCK = frozenset("p div h1 h2 h3 h4 h5 h6 li tr table dl dt dd ul ol pre blockquote section".split())
-    VOID = frozenset("br img hr meta link input area base col embed source track wbr".split())
-    DROP = frozenset("script style head nav svg button form".split())
-    DROP_MARKS = ("navheader", "navfooter", "page-header", "path", "toplang", "bottomlang", "footer", "quickview", "nosearch", "toc", "menu", "indexterm")
+    BLOCK = frozenset(
+        ["p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "table", "dl", "dt", "dd", "ul", "ol", "pre", "blockquote", "section"]
+    )
+    VOID = frozenset(["br", "img", "hr", "meta", "link", "input", "area", "base", "col", "embed", "source", "track", "wbr"])
+    DROP = frozenset(["script", "style", "head", "nav", "svg", "button", "form"])
+    DROP_MARKS = (
+        "navheader",
+        "navfooter",
+        "page-header",
+        "path",
+        "toplang",
+        "bottomlang",
+        "footer",
+        "quickview",
+        "nosearch",
+        "toc",
+        "menu",
+        "indexterm",
+    )
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -159,7 +179,13 @@ def html_docs(root: Path, source: str, skip: tuple[str, ...] = ()) -> Iterator[D
 
 def bible(raw_dir: Path) -> Iterator[Document]:
     """The King James Version, one document per chapter, verse numbers kept ("3:16 For God so loved ...")."""
-    command = [str((raw_dir / "bible-kjv/usr/bin/bible").resolve()), "-p", str((raw_dir / "bible-kjv-text/usr/lib").resolve()), "-f", "gen1:1-rev22:21"]
+    command = [
+        str((raw_dir / "bible-kjv/usr/bin/bible").resolve()),
+        "-p",
+        str((raw_dir / "bible-kjv-text/usr/lib").resolve()),
+        "-f",
+        "gen1:1-rev22:21",
+    ]
     dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     chapters: dict[tuple[str, str], list[str]] = {}
     for line in dump.splitlines():
@@ -226,7 +252,7 @@ def _synset(line: str) -> Synset:
             hypernyms.append(target)
         elif symbol == "!":
             antonyms.append((int(ends[:2], 16), target, int(ends[2:], 16)))
-    examples = [text for text in re.findall(r'"([^"]{3,})"', gloss)]
+    examples = re.findall(r'"([^"]{3,})"', gloss)
     meaning = re.sub(r"\s+", " ", re.split(r'[;,:]?\s*"', gloss)[0]).strip(" ;")
     return Synset(fields[0], KINDS[fields[2]], words, meaning, examples, hypernyms, antonyms)
 

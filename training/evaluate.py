@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the numbers of RESULTS.md: bits per byte (fp32, quantised, selection off, bounded replay), draft acceptance, calibration, samples.
+"""Prints the numbers of RESULTS.md: bits per byte (fp32, quantised, selection off, bounded replay), draft acceptance, calibration.
 
-Usage: python -m training.evaluate --model whalefall/assets/krill [--run training/.work/run] [--device cuda] [--limit 340000] [--out results.json]
+Usage: python -m training.evaluate [--run training/.work/run] [--device cuda] [--limit 340000] [--out results.json]
 The exported checkpoint is read back through the official formats; `--run` adds the unquantised masters.
 """
 
@@ -10,25 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.chat import ASSISTANT, BOS, END_THINK, USER
+from training.chat import END_THINK
 from training.checkpoint import load_official
 from training.draft import confidence, draft, markov
 from training.model import Krill
-from training.prepare import EOS_ID, load_tokens
+from training.prepare import EOS_ID, SPECIAL_TOKENS, load_tokens
 from training.train import build, load
-
-SAMPLE_PROMPTS = ("What is a whale?", "Write a Python function that reverses a string.", "What is 7 + 5?")
-CONTINUATIONS = ("The quick brown fox", "def read_config(path):\n", "In the beginning")
 
 
 @torch.no_grad()
@@ -51,7 +47,13 @@ def windows_of(tokens: Tensor, length: int) -> Tensor:
 class Text:
     def __init__(self, path: Path, tokenizer: Tokenizer, limit: int, device: str) -> None:
         self.tokens = torch.from_numpy(load_tokens(path)[:limit].astype("int64")).to(device)
-        widths = torch.tensor([len(piece.encode()) if "\ufffd" not in piece else 1 for piece in tokenizer.decode_batch([[i] for i in range(tokenizer.get_vocab_size())], skip_special_tokens=True)])
+        widths = torch.tensor(
+            [
+                len(piece.encode()) if "\ufffd" not in piece else 1
+                for piece in tokenizer.decode_batch([[i] for i in range(tokenizer.get_vocab_size())], skip_special_tokens=True)
+            ]
+        )
+        widths[: len(SPECIAL_TOKENS)] = 0  # markers are predicted, but are no text
         self.widths = widths.to(device)
 
     def bits_per_byte(self, model: Krill, length: int, rows: int, first: int = 0, **options: Any) -> float:
@@ -127,7 +129,14 @@ def speculate(model: Krill, prompts: list[list[int]], new_tokens: int, greedy: b
         ids[alone[going], (lengths + count)[going]] = replacement[going]
         lengths = torch.where(going, lengths + count + 1, lengths)
     mean = sum(accepted_counts) / len(accepted_counts)
-    return {"accepted_of_5": mean, "tokens_per_round": mean + 1, "rounds": len(accepted_counts), "calibration": _calibrate(calibration), "ids": ids, "lengths": lengths}
+    return {
+        "accepted_of_5": mean,
+        "tokens_per_round": mean + 1,
+        "rounds": len(accepted_counts),
+        "calibration": _calibrate(calibration),
+        "ids": ids,
+        "lengths": lengths,
+    }
 
 
 def _ended(ids: Tensor, lengths: Tensor, prompts: list[list[int]]) -> Tensor:
@@ -142,54 +151,11 @@ def _calibrate(pairs: list[tuple[float, float, int]]) -> dict[str, Any]:
     rows = [(sum(c for c, _, _ in b) / len(b), sum(a for _, a, _ in b) / len(b), len(b)) if b else (0.0, 0.0, 0) for b in bins]
     error = sum(abs(c - a) * n for c, a, n in rows) / max(1, len(pairs))
     slots = [[a for _, a, i in pairs if i == slot] for slot in range(5)]
-    return {"bins": [[round(c, 3), round(a, 3), n] for c, a, n in rows], "ece": error, "accepted_by_slot": [round(sum(s) / max(1, len(s)), 3) for s in slots]}
-
-
-def chat_ids(tokenizer: Tokenizer, question: str) -> list[int]:
-    return tokenizer.encode(f"{BOS}{USER}{question}{ASSISTANT}{END_THINK}", add_special_tokens=False).ids
-
-
-@torch.no_grad()
-def generate(model: Krill, prompts: list[list[int]], new_tokens: int, temperature: float, generator: torch.Generator) -> list[list[int]]:
-    """Plain decoding by dense forwards, for checks and samples."""
-    device = model.embed.weight.device
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    ids = torch.zeros(len(prompts), int(lengths.max()) + new_tokens, dtype=torch.long, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt, device=device)
-    alone = torch.arange(len(prompts), device=device)
-    for step in range(new_tokens):
-        width = int(lengths.max()) + step
-        hidden = model(ids[:, :width], model.make_pass())
-        logits = model.logits(hidden[alone, lengths - 1 + step])
-        token = logits.argmax(-1) if temperature == 0 else torch.multinomial(torch.softmax(logits / temperature, -1).cpu(), 1, generator=generator).squeeze(-1).to(device)
-        ids[alone, lengths + step] = token
-        if _ended(ids, lengths + step + 1, prompts).all():
-            break
-    answers = [row[len(prompt) : len(prompt) + new_tokens].tolist() for row, prompt in zip(ids, prompts, strict=True)]
-    return [answer[: answer.index(EOS_ID) + 1] if EOS_ID in answer else answer for answer in answers]
-
-
-def chat_checks(model: Krill, tokenizer: Tokenizer, chats: list[str], count: int) -> dict[str, float]:
-    """Share of held-out questions whose answer ends by itself, and of small sums that are right."""
-    generator = torch.Generator().manual_seed(5)
-    questions = [match[1] for chat in chats if (match := re.match(f"{BOS}{USER}(.*?){re.escape(ASSISTANT)}", chat))][:count]
-    answers = generate(model, [chat_ids(tokenizer, question) for question in questions], 96, 0, generator)
-    sums = [(a, b) for a in range(0, 31, 3) for b in range(1, 31, 4)][:count]
-    results = generate(model, [chat_ids(tokenizer, f"What is {a} + {b}?") for a, b in sums], 16, 0, generator)
-    right = sum(str(a + b) == tokenizer.decode(ids).split("=")[-1].strip() for (a, b), ids in zip(sums, results, strict=True))
-    return {"ends_by_itself": sum(EOS_ID in answer for answer in answers) / len(answers), "sums_right": right / len(sums)}
-
-
-def samples(model: Krill, tokenizer: Tokenizer) -> list[dict[str, str]]:
-    generator = torch.Generator().manual_seed(0)
-    bos = tokenizer.encode(BOS, add_special_tokens=False).ids
-    prompts = [chat_ids(tokenizer, q) for q in SAMPLE_PROMPTS] + [bos + tokenizer.encode(text, add_special_tokens=False).ids for text in CONTINUATIONS]
-    made = []
-    for temperature in (0.0, 0.7):
-        for text, ids in zip((*SAMPLE_PROMPTS, *CONTINUATIONS), generate(model, prompts, 80, temperature, generator), strict=True):
-            made.append({"prompt": text, "temperature": str(temperature), "text": tokenizer.decode(ids, skip_special_tokens=False)})
-    return made
+    return {
+        "bins": [[round(c, 3), round(a, 3), n] for c, a, n in rows],
+        "ece": error,
+        "accepted_by_slot": [round(sum(s) / max(1, len(s)), 3) for s in slots],
+    }
 
 
 def held_out_prompts(tokens: Tensor, chats: list[str], tokenizer: Tokenizer, count: int, length: int = 256) -> list[list[int]]:
@@ -209,9 +175,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=int, default=20000, help="held-out tokens to score")
     parser.add_argument("--prompts", type=int, default=12, help="prompts for the draft's acceptance")
+    parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rows", type=int, default=1, help="windows of 4,096 tokens at a time")
-    parser.add_argument("--only", nargs="*", default=["bits", "draft", "chat", "samples"])
+    parser.add_argument("--only", nargs="*", default=["bits", "draft"], choices=["bits", "draft"])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -234,7 +201,10 @@ def main() -> None:
         report("bits_per_byte quantised, index top-k off", text.bits_per_byte(model, 4096, args.rows, select=False))
         report("bits_per_byte quantised, rounded caches", text.bits_per_byte(model, 4096, args.rows, round_cache=True))
         report("bits_per_byte quantised, last quarter of 1,024 tokens, exact", text.bits_per_byte(model, 1024, 8 * args.rows, 768))
-        report("bits_per_byte quantised, last quarter of 1,024 tokens, bounded replay", text.bits_per_byte(model, 1024, 8 * args.rows, 768, bounded_from=768 - 128))
+        report(
+            "bits_per_byte quantised, last quarter of 1,024 tokens, bounded replay",
+            text.bits_per_byte(model, 1024, 8 * args.rows, 768, bounded_from=768 - 128),
+        )
         report("bits_per_byte quantised, chat", chat_text.bits_per_byte(model, 1024, 8 * args.rows))
         if args.run:
             masters = build(args.data, "cpu", torch.float32)
@@ -244,15 +214,11 @@ def main() -> None:
                     parameter.copy_(values[name].view_as(parameter))
             report("bits_per_byte fp32", text.bits_per_byte(masters.to(args.device), 4096, args.rows))
     if "draft" in args.only:
-        prompts = held_out_prompts(text.tokens, chats, tokenizer, args.prompts)
+        prompts = held_out_prompts(text.tokens, chats, tokenizer, args.prompts, args.prompt_tokens)
         for greedy in (True, False):
             outcome = speculate(model, prompts, args.new_tokens, greedy, torch.Generator().manual_seed(1))
             del outcome["ids"], outcome["lengths"]
             report("speculation, greedy" if greedy else "speculation, temperature 1", outcome)
-    if "chat" in args.only:
-        report("chat", chat_checks(model, tokenizer, chats, 60 if args.device == "cuda" else 16))
-    if "samples" in args.only:
-        report("samples", samples(model, tokenizer))
 
 
 if __name__ == "__main__":

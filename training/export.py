@@ -10,6 +10,7 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from training.checkpoint import unstacked
 from training.config import krill_config
-from training.prepare import SPECIAL_TOKENS
+from training.prepare import IMAGE_ID, NOISE_ID, SPECIAL_TOKENS
 from training.train import build, load
 from whalefall.kernels.quant import reference as q
 
@@ -51,7 +52,7 @@ def export(data_dir: Path, run_dir: Path, out: Path) -> int:
         tensors |= {n: t.contiguous() for n, t in stored(name, fmt, value).items()}
     write_shards(tensors, out)
     _write_json(out / "config.json", krill_config(tokenizer), indent=2)
-    _write_json(out / "tokenizer.json", json.loads(tokenizer.to_str()))
+    _write_json(out / "tokenizer.json", _as_released(json.loads(tokenizer.to_str())))
     bos, eos, pad = SPECIAL_TOKENS[:3]
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -62,9 +63,10 @@ def export(data_dir: Path, run_dir: Path, out: Path) -> int:
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 8192,
+        "thinking": False,
     }
     _write_json(out / "tokenizer_config.json", tokenizer_config, indent=2)
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True, "temperature": 0.6, "top_p": 0.95, "thinking": False}
+    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True, "temperature": 0.6, "top_p": 0.95}
     _write_json(out / "generation_config.json", generation, indent=2)
     return sum(path.stat().st_size for path in out.iterdir())
 
@@ -81,8 +83,17 @@ def write_shards(tensors: dict[str, Tensor], out: Path) -> None:
     _write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
+def _as_released(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """As in DeepSeek's own file, the markers of the chat format are added tokens but not "special": decoding keeps them."""
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["content"] in (*SPECIAL_TOKENS[:3], SPECIAL_TOKENS[IMAGE_ID], SPECIAL_TOKENS[NOISE_ID])
+    return tokenizer
+
+
 def _write_json(path: Path, value: object, indent: int | None = None) -> None:
-    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False, separators=None if indent else (",", ":")) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=indent, ensure_ascii=False, separators=None if indent else (",", ":")) + "\n", encoding="utf-8"
+    )
 
 
 def main() -> None:

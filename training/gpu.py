@@ -49,7 +49,9 @@ def _flex_selected(q: Tensor, k: Tensor, block_mask: BlockMask, selection: Tenso
     return flex_attention(q, k, k, score_mod=score_mod, block_mask=block_mask, enable_gqa=True, return_lse=True)
 
 
-def flex_core(q: Tensor, kv: Tensor, entries: Tensor | None, ratio: int, window: int, selection: Tensor | None, window_start: int = 0) -> tuple[Tensor, Tensor]:
+def flex_core(
+    q: Tensor, kv: Tensor, entries: Tensor | None, ratio: int, window: int, selection: Tensor | None, window_start: int = 0
+) -> tuple[Tensor, Tensor]:
     """As model.dense_core, for T a multiple of 128 and no bounded replay."""
     assert window_start == 0
     keys = (kv if entries is None else torch.cat((kv, entries), 1)).unsqueeze(1)

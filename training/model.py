@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V4.1 in dense, differentiable torch: what Krill is trained with.
 
-Whole sequences [B, T], no cache: sparse selection is a mask on dense scores. Parameters are named as in the official checkpoint, except that
-a layer's experts are stacked (`experts.w13` [E, 2F, H], `experts.w2` [E, H, F]); export.py unstacks them. Runs in the dtype of its
+Whole sequences [B, T], no cache: sparse selection is a mask on dense scores. Parameters are named as in the official checkpoint, except
+that a layer's experts are stacked (`experts.w13` [E, 2F, H], `experts.w2` [E, H, F]); export.py unstacks them. Runs in the dtype of its
 matrices; norms, softmax and residual mixes are computed in float32. tests/training bind it to the golden vectors.
-Letters as in the engine, B sequences of T tokens: S streams, H hidden, N heads, D head dim, C entries, I/J index heads and dim, E experts, F inner.
-Source: design note deepseek-v41 §3, §4.
+Letters as in the engine, B sequences of T tokens: S streams, H hidden, N heads, D head dim, C entries, I/J index heads and dim,
+E experts, F inner. Source: design note deepseek-v41 §3, §4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from training.sinkhorn import sinkhorn
@@ -85,7 +85,9 @@ class Table(nn.Module):
 # --- residual streams (functions, so that one compiled graph serves all layers) ---
 
 
-def open_sublayer(R: Tensor, carry: Tensor, fn: Tensor, base: Tensor, scale: Tensor, gain: Tensor, eps: float, hc_eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def open_sublayer(
+    R: Tensor, carry: Tensor, fn: Tensor, base: Tensor, scale: Tensor, gain: Tensor, eps: float, hc_eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normed sublayer input, and pre, post and the softmaxed comb logits (before Sinkhorn) of streams R [B, T, S, H]."""
     s = R.shape[-2]
     x = rms((carry.unsqueeze(-1) * R.float()).sum(-2).to(R.dtype), gain, eps)
@@ -105,10 +107,21 @@ def close_sublayer(R: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     return out.to(R.dtype)
 
 
-def moe(x: Tensor, gate: Tensor, bias: Tensor, w13: Tensor, w2: Tensor, shared13: Tensor, shared2: Tensor, top: int, scaling: float, limit: float) -> tuple[Tensor, Tensor]:
+def moe(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    shared13: Tensor,
+    shared2: Tensor,
+    top: int,
+    scaling: float,
+    limit: float,
+) -> tuple[Tensor, Tensor]:
     """All experts on all tokens, weighted by the gate (zero where not chosen). Also returns how many tokens chose each expert."""
     num = gate.shape[0]
-    score = torch.sqrt(F.softplus(F.linear(x, gate.to(x.dtype)).float()))
+    score = torch.sqrt(F.softplus(F.linear(x, gate.to(x.dtype)).float()).clamp_min(1e-30))  # no infinite slope at a hopeless logit
     chosen = torch.zeros_like(score).scatter(-1, torch.topk(score + bias, top, -1).indices, 1.0)
     kept = score * chosen
     weight = kept / (kept.sum(-1, keepdim=True) + 1e-20) * scaling
@@ -142,10 +155,13 @@ def visible(T: int, ratio: int, device: torch.device) -> Tensor:
     return torch.arange(T // ratio, device=device) < ((t + 1) // ratio).unsqueeze(-1)
 
 
-def dense_core(q: Tensor, kv: Tensor, entries: Tensor | None, ratio: int, window: int, selection: Tensor | None, window_start: int = 0) -> tuple[Tensor, Tensor]:
+def dense_core(
+    q: Tensor, kv: Tensor, entries: Tensor | None, ratio: int, window: int, selection: Tensor | None, window_start: int = 0
+) -> tuple[Tensor, Tensor]:
     """Attention output [B, T, N, D] without the sink, and the log of its softmax sum [B, T, N].
 
-    selection: [B, T, C] bool, entries on the query's list (all visible ones if None). window_start: no window key below it (bounded replay).
+    selection: [B, T, C] bool, entries on the query's list (all visible ones if None).
+    window_start: rows from it on see no window key below it (bounded replay).
     """
     T, dim = q.shape[1], q.shape[-1]
     t = torch.arange(T, device=q.device)
@@ -331,7 +347,9 @@ class Attention(nn.Module):
     def _teach(self, q: Tensor, lse: Tensor, entries: Tensor, p: Pass) -> None:
         rows = p.distill_rows
         seen = visible(q.shape[1], self.ratio, q.device)[rows]
-        logits = torch.einsum("btnd,bkd->bntk", q[:, rows], entries).float() * self.c.head_dim**-0.5 - lse[:, rows].transpose(1, 2).unsqueeze(-1)
+        logits = torch.einsum("btnd,bkd->bntk", q[:, rows], entries).float() * self.c.head_dim**-0.5 - lse[:, rows].transpose(
+            1, 2
+        ).unsqueeze(-1)
         mass = torch.exp(logits.clamp(max=20)).sum(1).masked_fill(~seen, 0.0)
         idx_src = max(i for i in self.c.index_source_layer_ids if i <= self.layer)
         p.targets[idx_src] = p.targets.get(idx_src, 0) + mass
@@ -374,13 +392,27 @@ class MoE(nn.Module):
         self.c, self.top = c, top
         self.gate = Gate(num, c.hidden_size)
         self.experts = Experts(num, c.moe_intermediate_size, c.hidden_size)
-        self.shared_experts = nn.ModuleDict({n: Linear(*((c.hidden_size, c.moe_intermediate_size) if n == "w2" else (c.moe_intermediate_size, c.hidden_size))) for n in ("w1", "w2", "w3")})
+        self.shared_experts = nn.ModuleDict(
+            {
+                n: Linear(*((c.hidden_size, c.moe_intermediate_size) if n == "w2" else (c.moe_intermediate_size, c.hidden_size)))
+                for n in ("w1", "w2", "w3")
+            }
+        )
 
     def forward(self, x: Tensor, p: Pass) -> Tensor:
         shared = self.shared_experts
         shared13 = torch.cat((shared["w1"].weight, shared["w3"].weight))
         y, load = FUNCTIONS.moe(
-            x, self.gate.weight, self.gate.bias, self.experts.w13, self.experts.w2, shared13, shared["w2"].weight, self.top, self.c.routed_scaling_factor, self.c.swiglu_limit
+            x,
+            self.gate.weight,
+            self.gate.bias,
+            self.experts.w13,
+            self.experts.w2,
+            shared13,
+            shared["w2"].weight,
+            self.top,
+            self.c.routed_scaling_factor,
+            self.c.swiglu_limit,
         )
         p.loads.append(load.detach())
         return y
@@ -465,16 +497,23 @@ class Krill(nn.Module):
         super().__init__()
         c = self.c = SimpleNamespace(**config["text_config"])
         self.embed = Table(c.vocab_size, c.hidden_size, 0.5)
-        self.layers = nn.ModuleList(Block(c, i, c.compress_ratios[i], c.n_routed_experts, c.num_experts_per_tok) for i in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(c, i, c.compress_ratios[i], c.n_routed_experts, c.num_experts_per_tok) for i in range(c.num_hidden_layers)
+        )
         self.norm = Gain(c.hidden_size)
         self.head = Linear(c.vocab_size, c.hidden_size, "bf16")
-        self.mtp = nn.ModuleList(Block(c, c.num_hidden_layers + i, 0, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok) for i in range(c.num_nextn_predict_layers))
+        self.mtp = nn.ModuleList(
+            Block(c, c.num_hidden_layers + i, 0, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok)
+            for i in range(c.num_nextn_predict_layers)
+        )
         if self.mtp:
             first, last = self.mtp[0], self.mtp[-1]
             first.main_proj = Linear(c.hidden_size, len(c.dspark_target_layer_ids) * c.hidden_size)
             first.main_norm = Gain(c.hidden_size)
             last.norm = Gain(c.hidden_size)
-            last.markov_head = nn.ModuleDict({"embed": Table(c.vocab_size, c.dspark_markov_rank, 0.1), "head": Linear(c.vocab_size, c.dspark_markov_rank, "bf16")})
+            last.markov_head = nn.ModuleDict(
+                {"embed": Table(c.vocab_size, c.dspark_markov_rank, 0.1), "head": Linear(c.vocab_size, c.dspark_markov_rank, "bf16")}
+            )
             last.confidence_head = nn.ModuleDict({"proj": Linear(1, c.hidden_size + c.dspark_markov_rank, "bf16")})
         self.register_buffer("compressed", torch.as_tensor(np.asarray(compressed_map), dtype=torch.int64), persistent=False)
         self._tables: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 - one table of names is wider than the page
 """Muon for the matrices and Adam for the rest, on float32 masters; the model's own parameters hold the (optionally quantised) copies.
 
 Quantisation-aware training is one flag here: after each update the model gets masters rounded to the formats of the checkpoint, and the
@@ -171,6 +172,13 @@ class Optimiser:
             device = group.master.device
             group.master.copy_(group.gather([values[n].to(device).view_as(p) for n, p in zip(group.names, group.parameters, strict=True)]))
             group.write(self.quantise)
+
+    def load_moments(self, values: list[Tensor]) -> None:
+        for have, saved in zip(self.moments(), values, strict=True):
+            have.copy_(saved)
+        for group in self.groups:
+            if isinstance(group, AdamGroup):
+                group.count = 1000  # averages that were saved need no correction for their start
 
     def moments(self) -> list[Tensor]:
         return [t for g in self.groups for t in ((g.momentum,) if isinstance(g, MuonGroup) else (g.m, g.v))]

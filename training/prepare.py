@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 - one table of names is wider than the page
 """Makes everything training reads: the tokenizer, and token shards (uint16, xz) for text, chat, held-out text and held-out chat.
 
 Usage: python -m training.prepare --raw training/.work/raw --out training/.work/data
@@ -33,10 +34,14 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE; digits stand alone, words take their leading space with them; any bytes survive a round trip."""
     tokenizer = Tokenizer(models.BPE())
     pattern = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     assert tokenizer.get_vocab_size() == VOCAB_SIZE and tokenizer.token_to_id(SPECIAL_TOKENS[NOISE_ID]) == NOISE_ID
     return tokenizer
@@ -76,11 +81,19 @@ def main() -> None:
     stats: dict[str, object] = {"characters": Counter()}
     for name, part in (("text", train), ("text-held-out", held_out)):
         ids = [[BOS_ID, *encoding.ids, EOS_ID] for encoding in tokenizer.encode_batch([d.text for d in part])]
-        stats[name] = {"documents": len(part), "bytes": sum(len(d.text.encode()) for d in part), "tokens": save_tokens(args.out / f"{name}.xz", ids)}
+        stats[name] = {
+            "documents": len(part),
+            "bytes": sum(len(d.text.encode()) for d in part),
+            "tokens": save_tokens(args.out / f"{name}.xz", ids),
+        }
         stats[f"{name} bytes by source"] = dict(sum((Counter({d.source: len(d.text.encode())}) for d in part), Counter()))
     for name, part in (("chat", chats), ("chat-held-out", chats_held_out)):
         ids = [encoding.ids for encoding in tokenizer.encode_batch(part, add_special_tokens=False)]
-        stats[name] = {"conversations": len(part), "bytes": sum(len(chat.encode()) for chat in part), "tokens": save_tokens(args.out / f"{name}.xz", ids)}
+        stats[name] = {
+            "conversations": len(part),
+            "bytes": sum(len(chat.encode()) for chat in part),
+            "tokens": save_tokens(args.out / f"{name}.xz", ids),
+        }
     del stats["characters"]
     (args.out / "held-out.json").write_text(json.dumps([[d.source, d.text] for d in held_out]), encoding="utf-8")
     (args.out / "chat-held-out.json").write_text(json.dumps(chats_held_out[:2000]), encoding="utf-8")

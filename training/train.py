@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training.checkpoint import load_official
 from training.config import krill_config
 from training.data import Mixture
 from training.draft import confidence, draft, markov
@@ -98,7 +99,7 @@ def load(run_dir: Path) -> tuple[dict[str, Tensor], int, str]:
     for path in sorted(run_dir.glob("weights-*.safetensors")):
         with safe_open(str(path), "pt") as file:
             step, stage = int(file.metadata()["step"]), file.metadata()["stage"]
-            values |= {name: file.get_tensor(name) for name in file.keys()}
+            values |= {name: file.get_tensor(name) for name in list(file.keys())}
     return values, step, stage
 
 
@@ -112,9 +113,9 @@ def resume(run_dir: Path, model: Krill, optimiser: Optimiser, stage: str) -> int
             p.copy_(values[name].view_as(p))
     optimiser.load_masters(values)
     moments = run_dir / "moments.pt"
-    if saved_stage == stage and moments.exists():
-        for have, saved in zip(optimiser.moments(), torch.load(moments)["moments"], strict=True):
-            have.copy_(saved)
+    kept = torch.load(moments)["moments"] if saved_stage == stage and moments.exists() else []
+    if kept:
+        optimiser.load_moments(kept)
     return step if saved_stage == stage else 0
 
 
@@ -124,7 +125,9 @@ class Log:
         self.begun = time.monotonic()
 
     def write(self, **values: Any) -> None:
-        line = json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()} | {"s": round(time.monotonic() - self.begun, 1)})
+        line = json.dumps(
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()} | {"s": round(time.monotonic() - self.begun, 1)}
+        )
         self.file.write(line + "\n")
         self.file.flush()
         print(line, flush=True)
@@ -164,13 +167,22 @@ def train_backbone(args: argparse.Namespace, model: Krill, mixture: Mixture) -> 
         if step % args.every == 0 or step == first + 1:
             load_E = torch.stack(p.loads)
             value = loss.item()
-            log.write(step=step, loss=value, index=index_loss.item(), tokens_s=tokens_seen / (time.monotonic() - since), imbalance=(load_E.amax(1) / load_E.mean(1)).max().item())
+            log.write(
+                step=step,
+                loss=value,
+                index=index_loss.item(),
+                tokens_s=tokens_seen / (time.monotonic() - since),
+                imbalance=(load_E.amax(1) / load_E.mean(1)).max().item(),
+            )
             assert value == value, "the loss is not a number"
             tokens_seen, since = 0, time.monotonic()
         if step % 1500 == 0:
             save(args.run, model, optimiser, step, "backbone")
     save(args.run, model, optimiser, step, "backbone")
-    print(f"backbone: step {step} of {args.steps}, {torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0:.1f} GiB", flush=True)
+    print(
+        f"backbone: step {step} of {args.steps}, {torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0:.1f} GiB",
+        flush=True,
+    )
 
 
 def draft_losses(model: Krill, ids: Tensor, anchors: Tensor, core: Any, select: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -240,6 +252,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("training/.work/data"))
     parser.add_argument("--run", type=Path, default=Path("training/.work/run"))
     parser.add_argument("--steps", type=int, required=True, help="length of the whole stage")
+    parser.add_argument("--start", type=Path, help="draft only: begin from this exported checkpoint instead of a run's masters")
     parser.add_argument("--seconds", type=float, default=1e9, help="end this piece after so long")
     parser.add_argument("--tokens", type=int, default=65536, help="tokens of one step")
     parser.add_argument("--short", type=int, default=1024, help="sequence length of most steps")
@@ -258,6 +271,9 @@ def main() -> None:
         args.core, args.lm_loss = gpu.flex_core, torch.compile(lm_loss, dynamic=False)
     model = build(args.data, args.device, torch.bfloat16 if args.device == "cuda" else torch.float32)
     mixture = Mixture(args.data, args.device)
+    if args.start and not list(args.run.glob("weights-*.safetensors")):
+        model.load_state_dict(load_official(args.start).state_dict(), strict=False)
+        save(args.run, model, Optimiser([]), 0, "draft")
     (train_backbone if args.stage == "backbone" else train_draft)(args, model, mixture)
 
 

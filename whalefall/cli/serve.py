@@ -70,7 +70,7 @@ def serve(
     phases.mark("command")
     setup_logging(log_format=log_format)
     if model is None:
-        print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a real one.", file=sys.stderr)
+        print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a large one.", file=sys.stderr)
     config = engine_config(model, engine_options)
     names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
     listener = _listen(host, port)
