@@ -134,6 +134,14 @@ def test_parts_join_and_null_never_becomes_a_word() -> None:
     assert "a\n\nb" in text and "<tool_result></tool_result>" in text and "None" not in text
 
 
+def test_a_tokenizer_may_say_that_chats_do_not_think_by_themselves() -> None:
+    codec = codec_for("deepseek_v41", byte_tokenizer({"thinking": False}))
+    assert not codec.encode({"messages": HI}).is_thinking
+    assert codec.encode({"messages": HI, "thinking": {"type": "enabled"}}).is_thinking
+    assert codec.encode({"messages": HI, "reasoning_effort": "high"}).is_thinking
+    assert codec_for("deepseek_v41", byte_tokenizer({})).encode({"messages": HI}).is_thinking
+
+
 def test_default_limit_is_what_the_context_leaves() -> None:
     prompt = codec_for("deepseek_v41", TOKENIZER).encode({"messages": HI, "thinking": OFF})
     assert prompt.default_max_tokens(100) == 100 - len(prompt.token_ids)

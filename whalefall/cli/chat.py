@@ -23,7 +23,10 @@ def chat(
     system: Annotated[Optional[str], typer.Option(help="Instructions that stand before the conversation.")] = None,  # noqa: UP045
     max_tokens: Annotated[Optional[int], typer.Option(min=1, help="Tokens per answer at most.")] = None,  # noqa: UP045
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 1.0,
-    thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = True,
+    thinking: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(help="Let the model think before it answers, or not; without either flag as the model's own files say."),
+    ] = None,
     **engine_options: Any,
 ) -> None:
     """Talk with a model in the terminal. /reset begins anew, /quit leaves."""
@@ -52,7 +55,14 @@ class Talk:
     """A conversation: hears lines, writes answers as they come."""
 
     def __init__(
-        self, engine: Any, *, system: str | None, max_tokens: int | None, temperature: float, thinking: bool, write: Callable[[str], None]
+        self,
+        engine: Any,
+        *,
+        system: str | None,
+        max_tokens: int | None,
+        temperature: float,
+        thinking: bool | None,
+        write: Callable[[str], None],
     ) -> None:
         from whalefall.text.chat import codec_for
 
@@ -61,7 +71,7 @@ class Talk:
         self._opening = [{"role": "system", "content": system}] if system else []
         self._max_tokens = max_tokens
         self._temperature = temperature
-        self._thinking = {"type": "enabled" if thinking else "disabled"}
+        self._thinking = None if thinking is None else {"type": "enabled" if thinking else "disabled"}
         self._write = write
         self.messages: list[dict[str, Any]] = list(self._opening)
         self._num_answers = 0

@@ -178,15 +178,16 @@ def codec_for(chat_format: ChatFormat, tokenizer: TextEncoder) -> ChatCodec:
 
 
 class DeepseekCodec:
-    """The protocol of DeepSeek-V4 and V4.1. Thinking is on unless the request says otherwise."""
+    """The protocol of DeepSeek-V4 and V4.1. Thinking is on unless the request, or else the tokenizer's own config, says otherwise."""
 
     def __init__(self, chat_format: Literal["deepseek_v4", "deepseek_v41"], tokenizer: TextEncoder) -> None:
         self._tokenizer = tokenizer
+        self._thinks: bool = getattr(tokenizer, "thinks_by_default", True)
         self._encoding = _ENCODINGS[chat_format]()
         self._conversion = recipe.ConversionOptions().with_model_alias(_MODEL_NAME, _VERSIONS[chat_format])
 
     def encode(self, body: Mapping[str, Any], stop: Sequence[str] = ()) -> ChatPrompt:
-        request = self._convert(_recipe_body(body))
+        request = self._convert(_recipe_body(body, self._thinks))
         options = request.parsing_options
         options.stop_sequences = list(stop)
         rendered = self._encoding.render_conversation(request.conversation)
@@ -301,12 +302,14 @@ def _check_content(message: Mapping[str, Any], role: str, place: str) -> None:
             raise RequestError(f'{place}[{index}] must be {{"type": "text", "text": "..."}}, got {_short(part)}', param=f"{place}[{index}]")
 
 
-def _recipe_body(body: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_body(body: Mapping[str, Any], thinks_by_default: bool) -> dict[str, Any]:
     fields = {name: body[name] for name in _BODY_FIELDS if body.get(name) is not None}
     fields["messages"] = check_messages(body.get("messages"))
     thinking = _template_thinking(body.get("chat_template_kwargs"))
     if thinking is not None:
         fields.setdefault("thinking", {"type": "enabled" if thinking else "disabled"})
+    if not thinks_by_default and "reasoning_effort" not in fields:
+        fields.setdefault("thinking", {"type": "disabled"})
     return {"model": _MODEL_NAME, **fields}
 
 

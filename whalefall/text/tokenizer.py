@@ -47,6 +47,8 @@ class Tokenizer:
         self.pad_token_id = self._named_id(config, "pad_token")
         self.adds_bos = self.bos_token_id is not None and self._bos_rule(config)
         """What tokenizer_config.json says under add_bos_token; without it, what tokenizer.json's template does."""
+        self.thinks_by_default: bool = config.get("thinking", True) is not False
+        """What tokenizer_config.json says under thinking: whether a chat opens a thinking block when the request does not say."""
         self._texts: dict[int, str] = {}
         self._bytes: dict[int, bytes | None] = {}
 
