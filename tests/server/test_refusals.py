@@ -18,6 +18,8 @@ from whalefall.server.app import create_app
 
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 U = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {'a"b': {"type": "integer"}}}}}
 
 
 def check_envelope(answer: httpx.Response, status: int, param: str | None) -> None:
@@ -69,7 +71,13 @@ def check_envelope(answer: httpx.Response, status: int, param: str | None) -> No
         (CHAT, {"thinking": 5}, "thinking"),
         (CHAT, {"tools": "x"}, "tools"),
         (CHAT, {"tool_choice": "zz"}, "tool_choice"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, {"response_format": "json_object"}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+        (CHAT, {"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        (CHAT, {"guided_regex": "a", "tools": [TOOL]}, "guided_regex"),
+        (CHAT, {"tools": [BAD_TOOL], "tool_choice": "required"}, "tools[0].function.parameters.properties"),
         (CHAT, {"seed": 2**64}, "seed"),
         (CHAT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (RAW, {"prompt": None}, "prompt"),
@@ -83,7 +91,24 @@ def check_envelope(answer: httpx.Response, status: int, param: str | None) -> No
         (RAW, {"logprobs": 21}, "logprobs"),
         (RAW, {"logprobs": -1}, "logprobs"),
         (RAW, {"best_of": 2}, "best_of"),
-        (RAW, {"guided_json": {}}, "guided_json"),
+        (RAW, {"guided_json": ""}, "guided_json"),
+        (RAW, {"guided_json": {"type": "object", "properties": {"a": {"not": {}}}}}, "guided_json"),
+        (RAW, {"guided_json": [1]}, "guided_json"),
+        (RAW, {"guided_json": False}, "guided_json"),
+        (RAW, {"guided_json": {"type": "array", "items": 5}}, "guided_json"),
+        (RAW, {"guided_json": {"$ref": "#/nope"}}, "guided_json"),
+        (RAW, {"guided_json": {"type": "string", "pattern": "("}}, "guided_json"),
+        (RAW, {"guided_regex": "("}, "guided_regex"),
+        (RAW, {"guided_regex": "(?=a)b"}, "guided_regex"),
+        (RAW, {"guided_grammar": "@@"}, "guided_grammar"),
+        (RAW, {"guided_choice": []}, "guided_choice"),
+        (RAW, {"guided_choice": "a"}, "guided_choice"),
+        (RAW, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        (RAW, {"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+        (RAW, {"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+        (RAW, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        (RAW, {"structured_outputs": {}}, "structured_outputs"),
+        (RAW, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         (RAW, {"prompt": ["x"] * 129}, "n"),
     ],
 )
@@ -203,6 +228,12 @@ FIELDS = [
         "reasoning_effort",
         "chat_template_kwargs",
         "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "parallel_tool_calls",
         "suffix",
         "best_of",
         "add_special_tokens",

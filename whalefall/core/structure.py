@@ -96,8 +96,10 @@ def _schema_text(value: Any, param: str) -> str:
             value = json_module.loads(_limited(value, param))
         except (ValueError, RecursionError) as error:
             raise BadSampling(f"{param} is not JSON: {error}", param=param) from error
-    if not isinstance(value, Mapping | bool):
-        raise BadSampling(f"{param} must be a JSON schema (an object, or true), got {_short(value)}", param=param)
+    if value is True:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise BadSampling(f"{param} must be a JSON schema that something fits (an object, or true), got {_short(value)}", param=param)
     _check_depth(value, param)
     try:
         return _limited(json_module.dumps(value, ensure_ascii=False, allow_nan=False), param)

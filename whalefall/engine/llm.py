@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, cast
@@ -117,7 +118,8 @@ class LLM:
 
         Args:
             messages: one conversation, or a list of them.
-            body: further fields of a chat request: tools, thinking, reasoning_effort, chat_template_kwargs.
+            sampling_params: structured_outputs holds for the answer, from the end of its reasoning on.
+            body: further fields of a chat request: tools, tool_choice, thinking, reasoning_effort, chat_template_kwargs.
         """
         from whalefall.text.chat import codec_for  # here, so that the engine runs where the chat protocol's package is missing
 
@@ -126,7 +128,12 @@ class LLM:
         codec = codec_for(self.definition.chat_format, self.tokenizer)
         prompts = [codec.encode({**body, "messages": conversation}) for conversation in conversations]
         pairs: list[_Prompt] = [(prompt.text, list(prompt.token_ids)) for prompt in prompts]
-        return self._run(pairs, _one_each(sampling_params, len(pairs)), is_shown=use_tqdm)
+        think_end_id = self.tokenizer.token_to_id("</think>")
+        params = [
+            replace(sampling, structured_outputs=prompt.structure(sampling.structured_outputs, think_end_id))
+            for prompt, sampling in zip(prompts, _one_each(sampling_params, len(pairs)), strict=True)
+        ]
+        return self._run(pairs, params, is_shown=use_tqdm)
 
     def stats(self) -> EngineStats:
         self._processor.stats.engine = self.core.gauges

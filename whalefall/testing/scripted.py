@@ -20,6 +20,7 @@ from whalefall.core.sampling import SamplingParams
 from whalefall.engine.assembly import OpenRequest, OutputProcessor
 from whalefall.engine.outputs import RequestOutput
 from whalefall.observe.metrics import EngineStats
+from whalefall.runtime.sampling.grammar import GrammarCompiler, GrammarStore
 from whalefall.text.tokenizer import BYTE_OF_LETTER, Tokenizer
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -93,12 +94,23 @@ class ScriptedLLM:
         self._abort_asked: dict[tuple[str, int | None], FinishReason] = {}
         self._processor = OutputProcessor(self.tokenizer, lambda: 0)
         self._token_ids = [self._token_id(piece) for piece in script.pieces]
+        self._grammars = GrammarStore(self._make_compiler)
 
     def validate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
         if len(prompt_token_ids) + 1 > self.config.max_model_len:
             raise PromptTooLong(
                 f"prompt has {len(prompt_token_ids)} tokens, limit {self.config.max_model_len} (max_model_len)", param="prompt"
             )
+
+    async def prepare(self, sampling: SamplingParams) -> None:
+        """The rule for the answer must be a good one, though no script is held to it."""
+        if sampling.structured_outputs is not None:
+            await self._grammars.check_async(sampling.structured_outputs)
+
+    def _make_compiler(self) -> GrammarCompiler:
+        from whalefall.runtime.sampling.llguidance_grammar import LLGuidanceCompiler
+
+        return LLGuidanceCompiler(self.tokenizer, self.config.vocab_size, (self._token_id(EOS),))
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None

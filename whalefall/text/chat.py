@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import deepseek_recipe as recipe
 
 from whalefall.core.errors import RequestError
+from whalefall.core.structure import StructuredSpec
+from whalefall.text.tool_grammar import CallFormat, ToolRule, read_tools, tool_spec
 
 ChatFormat = Literal["deepseek_v4", "deepseek_v41", "none"]
 
@@ -149,6 +151,26 @@ class ChatPrompt:
     """Whether the answer begins inside a thinking block that the prompt opened."""
     request: recipe.ConversationRequest
     options: recipe.ParsingOptions
+    tool_rule: ToolRule | None = None
+    """Which tool calls may or must come; None where no tools are offered."""
+    call_format: CallFormat = "deepseek_v41"
+
+    def structure(self, content: StructuredSpec | None, think_end_id: int | None) -> StructuredSpec | None:
+        """The shape the answer must have, from the end of its reasoning on.
+
+        Args:
+            content: what an answer that is no tool call must match; None: anything.
+            think_end_id: the token that ends a reasoning.
+        """
+        rule, spec = self.tool_rule, content
+        if rule is not None and (rule.must_call or content is not None or any(tool.is_strict for tool in rule.tools)):
+            spec = tool_spec(rule, self.call_format, content)
+        if spec is None or not self.is_thinking:
+            return spec
+        if think_end_id is None:
+            text = "this model's vocabulary has no token for the end of the reasoning: switch thinking off"
+            raise RequestError(f"{spec.param}: {text}", param=spec.param)
+        return replace(spec, after_token_id=think_end_id)
 
     def parser(self) -> OutputParser:
         """A fresh parser for one answer."""
@@ -165,7 +187,8 @@ class ChatCodec(Protocol):
     def encode(self, body: Mapping[str, Any], stop: Sequence[str] = ()) -> ChatPrompt:
         """Render the conversation in a chat completions body and encode it.
 
-        Reads messages, tools, tool_choice, thinking, reasoning_effort and chat_template_kwargs.thinking; ignores everything else.
+        Reads messages, tools, tool_choice, parallel_tool_calls, response_format, thinking, reasoning_effort and
+        chat_template_kwargs.thinking; ignores everything else.
         Raises:
             RequestError: the conversation is malformed; `param` names the place.
         """
@@ -183,14 +206,16 @@ class DeepseekCodec:
     def __init__(self, chat_format: Literal["deepseek_v4", "deepseek_v41"], tokenizer: TextEncoder) -> None:
         self._tokenizer = tokenizer
         self._thinks: bool = getattr(tokenizer, "thinks_by_default", True)
+        self._call_format: CallFormat = chat_format
         self._encoding = _ENCODINGS[chat_format]()
         self._conversion = recipe.ConversionOptions().with_model_alias(_MODEL_NAME, _VERSIONS[chat_format])
 
     def encode(self, body: Mapping[str, Any], stop: Sequence[str] = ()) -> ChatPrompt:
-        request = self._convert(_recipe_body(body, self._thinks))
+        fields = _recipe_body(body, self._thinks)
+        request = self._convert_choice(fields)
         options = request.parsing_options
         options.stop_sequences = list(stop)
-        rendered = self._encoding.render_conversation(request.conversation)
+        rendered = self._encoding.render_conversation(_with_format(request.conversation, body.get("response_format")))
         stage = options.thinking_initial_stage
         return ChatPrompt(
             text=rendered.prompt,
@@ -198,7 +223,24 @@ class DeepseekCodec:
             is_thinking=stage is not None and stage.starts_in_reasoning(),
             request=request,
             options=options,
+            tool_rule=_tool_rule(fields, body.get("parallel_tool_calls"), is_opened=options.starts_in_tool_calls),
+            call_format=self._call_format,
         )
+
+    def _convert_choice(self, fields: dict[str, Any]) -> recipe.ConversationRequest:
+        """Convert; a forced tool call is allowed while thinking too.
+
+        The codec opens the block of calls in the prompt, which leaves no room for reasoning, and so refuses it. Here the prompt of such a
+        request is that of tool_choice auto, and `ChatPrompt.structure` sees to it that a call follows the reasoning.
+        """
+        if _forced_name(fields.get("tool_choice")) is None:
+            return self._convert(fields)
+        free = self._convert({**fields, "tool_choice": "auto"})
+        if not free.conversation.thinking_mode:
+            return self._convert(fields)
+        probe = {name: value for name, value in fields.items() if name != "reasoning_effort"}
+        self._convert({**probe, "thinking": {"type": "disabled"}})  # the choice itself must be sound
+        return free
 
     def _convert(self, body: dict[str, Any]) -> recipe.ConversationRequest:
         try:
@@ -236,6 +278,50 @@ class DeepseekCodec:
                 ids += self._tokenizer.encode(prompt[start:end], add_bos=False, allow_special=True)
             done = end
         return ids
+
+
+def _forced_name(choice: Any) -> str | None:
+    """The tool that a choice demands; "" for any of them, None for none."""
+    if choice == "required":
+        return ""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _tool_rule(fields: Mapping[str, Any], parallel: Any, *, is_opened: bool) -> ToolRule | None:
+    """A named choice means one call of that tool. So does `required` one call, unless parallel_tool_calls is true in so many words."""
+    choice = fields.get("tool_choice")
+    tools = () if choice == "none" else read_tools(fields.get("tools"))
+    forced = _forced_name(choice)
+    if forced:
+        tools = tuple(tool for tool in tools if tool.name == forced)
+    if not tools:
+        return None
+    is_one = parallel is False or bool(forced) or (forced is not None and parallel is not True)
+    return ToolRule(tools=tools, must_call=forced is not None, is_opened=is_opened, one_call=is_one)
+
+
+def _with_format(conversation: recipe.Conversation, response_format: Any) -> recipe.Conversation:
+    """The same conversation that also tells the model what its answer must look like.
+
+    Done by hand: the codec's own conversion refuses json_object unless the prompt says "json"; here the answer is held to it anyway.
+    """
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "json_object":
+        chosen: dict[str, Any] = {"response_format": "json_object"}
+    elif kind == "json_schema" and isinstance(response_format.get("json_schema"), Mapping):
+        chosen = {"response_schema": response_format["json_schema"].get("schema")}
+    else:
+        return conversation
+    return recipe.Conversation(
+        conversation.messages,
+        thinking_mode=conversation.thinking_mode,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice,
+        reasoning_effort=conversation.reasoning_effort,
+        **chosen,
+    )
 
 
 class PlainCodec:

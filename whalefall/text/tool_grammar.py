@@ -56,11 +56,11 @@ def read_tools(raw: Any) -> tuple[Tool, ...]:
     for index, item in enumerate(raw or ()):
         function = item.get("function") if isinstance(item, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
+            given = function.get("parameters")
+            parameters: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
             place = f"tools[{index}].function"
             _check_name(function["name"], f"{place}.name")
-            is_object = isinstance(parameters, Mapping)
-            found.append(Tool(function["name"], parameters if is_object else {}, function.get("strict") is True, f"{place}.parameters"))
+            found.append(Tool(function["name"], parameters, function.get("strict") is True, f"{place}.parameters"))
     return tuple(found)
 
 

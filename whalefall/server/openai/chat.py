@@ -16,6 +16,7 @@ from starlette.responses import Response
 from whalefall.core.errors import BadSampling, RequestError
 from whalefall.core.request import FinishReason
 from whalefall.core.sampling import MAX_LOGPROBS, SamplingParams
+from whalefall.core.structure import StructuredSpec
 from whalefall.server import sse
 from whalefall.server.body import parse, read_json
 from whalefall.server.door import Door, Engine
@@ -44,11 +45,13 @@ async def chat_completions(request: Request) -> Response:
     ask = parse(ChatRequest, body)
     door.check_model(ask.model)
     engine = door.admit()
+    content = ask.structure
     prompt = await _encode(door, body, ask)
     if ask.num_choices > door.config.max_choices:
         raise BadSampling(f"n must be at most {door.config.max_choices}, got {ask.num_choices}", param="n")
-    sampling = _sampling(ask, prompt, engine)
+    sampling = _sampling(ask, prompt, engine, prompt.structure(content, engine.tokenizer.token_to_id("</think>")))
     _validate(engine, prompt, sampling)
+    await engine.prepare(sampling)
     conversation = _Conversation(door, engine, ask, prompt, sampling)
     if ask.stream:
         return await sse.until_disconnect(request.receive, conversation.stream())
@@ -78,7 +81,7 @@ def _content_size(messages: Any) -> int:
     return sum(len(text) for text in [*contents, *parts] if isinstance(text, str))
 
 
-def _sampling(ask: ChatRequest, prompt: ChatPrompt, engine: Engine) -> SamplingParams:
+def _sampling(ask: ChatRequest, prompt: ChatPrompt, engine: Engine, structure: StructuredSpec | None) -> SamplingParams:
     limit, max_logprobs = ask.token_limit, engine.config.max_logprobs
     check_logprobs(ask.top_logprobs, "top_logprobs", max_logprobs if max_logprobs >= 0 else MAX_LOGPROBS)
     return ask.sampling(
@@ -87,6 +90,7 @@ def _sampling(ask: ChatRequest, prompt: ChatPrompt, engine: Engine) -> SamplingP
         logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
         stop=(),  # the parser looks for them
         include_stop_str_in_output=False,
+        structured_outputs=structure,
         skip_special_tokens=False,  # the parser must see its markers; the others are left out here
     )
 

@@ -44,6 +44,7 @@ async def completions(request: Request) -> Response:
     prompts = [await _read_prompt(door, engine, ask, given) for given in ask.prompt]
     for prompt in prompts:
         engine.validate(prompt.token_ids, sampling)
+    await engine.prepare(sampling)
     answer = _Answer(door, engine, ask, prompts, sampling)
     return await sse.until_disconnect(request.receive, answer.stream() if ask.stream else answer.whole())
 
@@ -56,7 +57,7 @@ def _check_count(ask: CompletionRequest, door: Door) -> None:
 
 def _sampling(ask: CompletionRequest, engine: Engine) -> SamplingParams:
     limit = DEFAULT_MAX_TOKENS if ask.max_tokens is None else ask.max_tokens
-    chosen: dict[str, Any] = {"max_tokens": limit, "logprobs": ask.logprobs}
+    chosen: dict[str, Any] = {"max_tokens": limit, "logprobs": ask.logprobs, "structured_outputs": ask.structure}
     if ask.echo and (ask.logprobs is not None or limit == 0):
         chosen["prompt_logprobs"] = max(ask.logprobs or 0, ask.prompt_logprobs or 0)
     return ask.sampling(engine.config.max_logprobs, **chosen)

@@ -4,7 +4,7 @@
 Types are strict ("2" is not a number), null means absent, unknown fields are ignored. Ranges are checked by `SamplingParams` itself. Beside
 OpenAI's fields these of vLLM work: top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, include_stop_str_in_output,
 skip_special_tokens, prompt_logprobs, add_special_tokens, return_token_ids, chat_template_kwargs, stream_options.continuous_usage_stats.
-Our own: parse_special_tokens.
+Our own: parse_special_tokens. The shape of an answer (response_format, structured_outputs, guided_*) is read in structure.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from whalefall.core.errors import BadSampling, RequestError
 from whalefall.core.sampling import SamplingParams
+from whalefall.core.structure import StructuredSpec
+from whalefall.server.openai.structure import STRUCTURE_FIELDS, UNSUPPORTED_FIELDS, read_structure
 
 MAX_STOPS = 16
-_STRUCTURE_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class StreamOptions(BaseModel):
@@ -57,6 +58,14 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    structural_tag: Any = None
 
     @field_validator("stop")
     @classmethod
@@ -82,9 +91,6 @@ class GenerationRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_missing(cls, body: Any) -> Any:
-        for name in _STRUCTURE_FIELDS:
-            if body.get(name) is not None:
-                _refuse(name, f"{name}: structured output is not supported by this server yet")
         if body.get("use_beam_search"):
             _refuse("use_beam_search", "beam search is not supported")
         return body
@@ -96,6 +102,11 @@ class GenerationRequest(BaseModel):
         if self.stream and self.prompt_logprobs is not None:
             _refuse("prompt_logprobs", "prompt_logprobs cannot be streamed: ask without stream")
         return self
+
+    @property
+    def structure(self) -> StructuredSpec | None:
+        """The shape the answer must have. Raises RequestError where it is badly said."""
+        return read_structure({name: getattr(self, name) for name in (*STRUCTURE_FIELDS, *UNSUPPORTED_FIELDS)})
 
     @property
     def num_choices(self) -> int:
@@ -135,16 +146,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_structure(cls, body: Any) -> Any:
-        form = body.get("response_format")
-        if form is not None and not isinstance(form, Mapping):
-            _refuse("response_format", f"response_format must be an object, got {_short(form)}")
-        if form is not None and form.get("type") != "text":
-            _refuse("response_format", f"response_format {_short(form.get('type'))} is not supported by this server yet, only 'text'")
-        return body
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
