@@ -54,8 +54,10 @@ class TierStats:
     host_failures: int = 0
     host_evictions: int = 0
     has_disk: bool = False
-    disk_used_bytes: int = 0
-    """In the whole directory, whoever wrote it, at the last look."""
+    disk_blocks_used: int = 0
+    """Bytes in the whole directory at the last look, whoever wrote them, in blocks of this engine."""
+    disk_blocks_total: int = 0
+    """0 for an object store: it has no cap here."""
     disk_queries: int = 0
     disk_hits: int = 0
     disk_written_bytes: int = 0
@@ -117,6 +119,14 @@ class EngineStats:
     """Arrival to first scheduled."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
     """Arrival to the end, per completion."""
+    prefill_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    """First scheduled to first token, per completion that ended with a token."""
+    decode_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    """First token to last token."""
+    inference_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS_S))
+    """First scheduled to last token."""
+    tpot_s: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS_S))
+    """Mean gap between the tokens of a completion that has several."""
     prompt_length: Histogram = field(default_factory=lambda: Histogram(TOKENS_BOUNDS))
     generation_length: Histogram = field(default_factory=lambda: Histogram(TOKENS_BOUNDS))
 

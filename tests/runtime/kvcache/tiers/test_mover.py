@@ -27,10 +27,13 @@ class FaultyStore:
     """Fails where told to; otherwise keeps records in a dictionary."""
 
     def __init__(self, *, on_read: Exception | None = None, on_write: Exception | None = None) -> None:
-        self.counts = StoreCounts()
+        self.counts, self.max_bytes = StoreCounts(), 0
         self.on_read, self.on_write = on_read, on_write
         self.records: dict[bytes, bytes] = {}
         self.num_tries = 0
+
+    def look(self) -> None:
+        pass
 
     def has(self, key: bytes) -> bool:
         return key in self.records

@@ -233,3 +233,10 @@ def test_a_url_that_nothing_reaches_names_the_extra() -> None:
 def _file_of(root: Path, n: int) -> Path:
     name = key_of(n).hex()
     return root / LAYOUT.hex() / name[:2] / f"{name}.kv"
+
+
+def test_a_look_counts_what_others_wrote(tmp_path: Path) -> None:
+    BlockFiles(tmp_path, LAYOUT, max_bytes=10**9).write(key_of(1), record_of(1))
+    store = BlockFiles(tmp_path, OTHER_LAYOUT, max_bytes=10**9)
+    store.look()
+    assert store.counts.used_bytes == RECORD_BYTES + HEADER_BYTES

@@ -44,13 +44,16 @@ class BlockFiles:
         self._root = root
         self._home = root / layout_id.hex()
         self._layout_id = layout_id
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._look_at_bytes = 0
         """Look through the directory when used_bytes has grown to this; 0 makes the first write look."""
         self._serial = itertools.count()
         self._home.mkdir(parents=True, exist_ok=True)
         if not os.access(self._home, os.W_OK | os.X_OK):
             raise PermissionError(f"{self._home}: not writable")
+
+    def look(self) -> None:
+        self._make_room(0)
 
     def has(self, key: bytes) -> bool:
         return os.path.exists(self._path(key))
@@ -111,14 +114,14 @@ class BlockFiles:
         """Look through the whole directory, every layout's part of it; remove what was not used for longest when it is over its cap."""
         files = sorted(self._scan())
         used = sum(file.num_bytes for file in files)
-        if used + num_bytes > self._max_bytes:
+        if used + num_bytes > self.max_bytes:
             for file in files:
-                if used + num_bytes <= TRIM_TO * self._max_bytes:
+                if used + num_bytes <= TRIM_TO * self.max_bytes:
                     break
                 used -= file.num_bytes
                 self.counts.num_evicted += _remove(file.path)
         self.counts.used_bytes = used
-        self._look_at_bytes = min(self._max_bytes, max(used + num_bytes, used + self._max_bytes // LOOKS_PER_FILL))
+        self._look_at_bytes = min(self.max_bytes, max(used + num_bytes, used + self.max_bytes // LOOKS_PER_FILL))
 
     def _scan(self) -> Iterator[_Found]:
         """Our block files; on the way, temporary files without a writer are removed. Anything else in the directory is not ours."""

@@ -73,7 +73,7 @@ class Mover:
         self._lanes = [self._copy_lane]
         if store is not None:
             self._read_lane = _Lane("read", self._read, self._end)
-            self._write_lane = _Lane("write", self._write, self._end)
+            self._write_lane = _Lane("write", self._write, self._end, first=self._look)
             self._lanes += [self._read_lane, self._write_lane]
 
     @property
@@ -149,6 +149,13 @@ class Mover:
         self._num_read_faults = 0
         return num_done
 
+    def _look(self) -> None:
+        assert self.store is not None
+        try:
+            self.store.look()
+        except Exception as error:
+            log.warning("the cache store cannot be looked through: %s", error)
+
     def _probe(self, move: Probe) -> int:
         assert self.store is not None
         for count, key in enumerate(move.keys):
@@ -206,7 +213,10 @@ class RateCap:
 class _Lane:
     """One thread that carries out moves, urgent ones first, and tells of each end."""
 
-    def __init__(self, name: str, act: Callable[[Move], int], end: Callable[[Move, int, float], None]) -> None:
+    def __init__(
+        self, name: str, act: Callable[[Move], int], end: Callable[[Move, int, float], None], *, first: Callable[[], None] = lambda: None
+    ) -> None:
+        self._first = first
         self._act = act
         self._end = end
         self._name = name
@@ -237,6 +247,7 @@ class _Lane:
         self._thread.join()
 
     def _run(self) -> None:
+        self._first()
         while True:
             _, _, move = self._queue.get()
             if move is None:

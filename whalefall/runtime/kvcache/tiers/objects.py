@@ -27,9 +27,13 @@ class BlockObjects:
             ConfigError: no library for this kind of URL is installed.
         """
         self.counts = StoreCounts()
+        self.max_bytes = 0
         self._layout_id = layout_id
         self._fs, root = _open(url, options or {})
         self._home = f"{root.rstrip('/')}/{layout_id.hex()}"
+
+    def look(self) -> None:
+        """Listing a bucket is slow and costs money: nobody looks."""
 
     def has(self, key: bytes) -> bool:
         return bool(self._fs.exists(self._path(key)))

@@ -22,6 +22,12 @@ class BlockStore(Protocol):
     """Calls come from two threads: one writes and removes, one reads."""
 
     counts: StoreCounts
+    max_bytes: int
+    """Its cap; 0 for none."""
+
+    def look(self) -> None:
+        """Find out how much is there already. Called once, first, by the writing thread."""
+        ...
 
     def has(self, key: bytes) -> bool: ...
 
