@@ -22,6 +22,7 @@ from whalefall.server.errors import ErrorGuard, Unauthorized, envelope
 from whalefall.server.openai.chat import chat_completions
 from whalefall.server.openai.completions import completions
 from whalefall.server.openai.schema import ChatRequest, CompletionRequest
+from whalefall.server.pages.routes import pages_router
 
 
 def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
@@ -29,6 +30,7 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.state.door = Door(config, engine)
     app.state.registry = metrics.registry_for(app.state.door)
     app.include_router(health.router)
+    app.include_router(pages_router())
     for path, endpoint, schema in (
         ("/v1/chat/completions", chat_completions, ChatRequest),
         ("/v1/completions", completions, CompletionRequest),

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from whalefall.core.errors import Busy, UnknownModel
+from whalefall.engine import embedded
 from whalefall.server import metrics
 from whalefall.server.door import Door
 from whalefall.server.errors import Failure
@@ -70,6 +71,7 @@ def _card(door: Door, name: str) -> dict[str, Any]:
         "owned_by": "whalefall",
         "root": engine.model_name if engine else None,
         "max_model_len": engine.config.max_model_len if engine else None,
+        "notice": embedded.NOTICE if engine and engine.model_name.startswith(embedded.NAME) else None,
     }
 
 
