@@ -38,12 +38,13 @@ def mixes(
 
 def sinkhorn(logits_TSS: Tensor, hc_eps: float, iterations: int) -> Tensor:
     """Nearly doubly stochastic matrices: softmax over rows, then column and row normalisations in turn, ending with columns."""
-    comb_TSS = torch.softmax(logits_TSS, dim=-1) + hc_eps
-    comb_TSS = comb_TSS / (comb_TSS.sum(dim=-2, keepdim=True) + hc_eps)
+    # Tokens last: sums over four rows or columns then run along memory, many tokens at a time.
+    comb_SST = torch.softmax(logits_TSS.permute(1, 2, 0).contiguous(), dim=1).add_(hc_eps)
+    comb_SST.div_(comb_SST.sum(dim=0, keepdim=True).add_(hc_eps))
     for _ in range(iterations - 1):
-        comb_TSS = comb_TSS / (comb_TSS.sum(dim=-1, keepdim=True) + hc_eps)
-        comb_TSS = comb_TSS / (comb_TSS.sum(dim=-2, keepdim=True) + hc_eps)
-    return comb_TSS
+        comb_SST.div_(comb_SST.sum(dim=1, keepdim=True).add_(hc_eps))
+        comb_SST.div_(comb_SST.sum(dim=0, keepdim=True).add_(hc_eps))
+    return comb_SST.permute(2, 0, 1)
 
 
 @op("mhc.collapse", cases=cases.collapsed)

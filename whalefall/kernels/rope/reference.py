@@ -54,12 +54,10 @@ def rotate(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, inverse: bool = False) -> 
         A new tensor like x; computed in float32 and rounded once.
     """
     width = 2 * cos_TF.shape[-1]
+    turn_TF = torch.complex(cos_TF, -sin_TF if inverse else sin_TF)
     if x.dim() == 3:
-        cos_TF, sin_TF = cos_TF[:, None], sin_TF[:, None]
-    pairs = x[..., -width:].float().unflatten(-1, (-1, 2))
-    real, imag = pairs[..., 0], pairs[..., 1]
-    if inverse:
-        turned = torch.stack((real * cos_TF + imag * sin_TF, imag * cos_TF - real * sin_TF), dim=-1)
-    else:
-        turned = torch.stack((real * cos_TF - imag * sin_TF, imag * cos_TF + real * sin_TF), dim=-1)
-    return torch.cat((x[..., :-width], turned.flatten(-2).to(x.dtype)), dim=-1)
+        turn_TF = turn_TF[:, None]
+    out = x.clone(memory_format=torch.contiguous_format)
+    pairs = torch.view_as_complex(out[..., -width:].float().unflatten(-1, (-1, 2)).contiguous())
+    out[..., -width:] = torch.view_as_real(pairs * turn_TF).flatten(-2)
+    return out
