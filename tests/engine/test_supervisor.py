@@ -93,7 +93,7 @@ async def test_a_process_gives_what_a_thread_gives(is_ahead: bool) -> None:
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.outputs == theirs.outputs and ours.prompt_logprobs == theirs.prompt_logprobs
     assert got[0].outputs[1].text == expected_text(prompts[0], 40)
-    assert stats.finished == {"length": 6} and stats.engine.num_steps > 40
+    assert stats.finished == {"length": 6} and stats.engine.num_steps >= 40
 
 
 async def test_every_open_request_hears_of_a_killed_engine_and_the_next_one_is_answered(own_temporary_folder: Path) -> None:

@@ -23,7 +23,7 @@ from whalefall.engine.config import EngineConfig
 from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Ready, Refused, Stop, Submit, Updates
 from whalefall.engine.resolve import ResolvedConfig
 from whalefall.observe.log import get_logger
-from whalefall.observe.metrics import EngineGauges
+from whalefall.observe.metrics import EngineGauges, TierStats
 
 log = get_logger(__name__)
 USUAL_FACTORY = "whalefall.engine.process:build"
@@ -277,6 +277,7 @@ class Supervisor:
         self._before = self.gauges
         self._gauges = EngineGauges(blocks_total=self._gauges.blocks_total, slots_total=self._gauges.slots_total)
 
+        # What the dead process held is free; counting goes on from where it was.
     def _end_open(self, reason: str, how: FinishReason) -> None:
         error = reason if how is FinishReason.ERROR else None
         self._hand_over([RequestUpdate(request_id=name, finish_reason=how, error=error) for name in sorted(self._open)])
@@ -287,12 +288,24 @@ class Supervisor:
             self._deliver(updates)
 
 
-_COUNTERS = ("num_steps", "num_preemptions", "batched_tokens")
+_OF_THE_MOMENT = frozenset(
+    {"num_running", "num_waiting", "blocks_used", "blocks_total", "blocks_cached", "slots_used", "slots_total"}
+    | {"host_blocks_used", "host_blocks_total", "has_disk", "disk_blocks_used", "disk_blocks_total", "is_disk_off"}
+)
+"""Figures that say how things are now; all others count, and those of the processes before this one are added to them."""
 
 
-def _with_counts(gauges: EngineGauges, before: EngineGauges) -> EngineGauges:
+def _with_counts(now: EngineGauges, before: EngineGauges) -> EngineGauges:
     """Counters must never fall, also when the process that counted is gone."""
-    return replace(gauges, **{name: getattr(gauges, name) + getattr(before, name) for name in _COUNTERS})
+    tiers = now.tiers if now.tiers is not None or before.tiers is None else TierStats()
+    if tiers is not None and before.tiers is not None:
+        tiers = replace(tiers, **_sums(tiers, before.tiers))
+    return replace(now, **_sums(now, before), tiers=tiers)
+
+
+def _sums(now: Any, before: Any) -> dict[str, Any]:
+    names = [field.name for field in fields(now) if field.name not in _OF_THE_MOMENT and field.name != "tiers"]
+    return {name: getattr(now, name) + getattr(before, name) for name in names}
 
 
 def _pinned(config: EngineConfig, resolved: ResolvedConfig | None) -> EngineConfig:

@@ -28,7 +28,7 @@ from whalefall.server.pages.routes import pages_router
 def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="Whalefall", docs_url=None, redoc_url=None)
     app.state.door = Door(config, engine)
-    app.state.registry = metrics.registry_for(app.state.door)
+    app.state.registry = metrics.registry_for(app.state.door, vllm_names=config.vllm_metrics)
     app.include_router(health.router)
     app.include_router(pages_router())
     for path, endpoint, schema in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes about the server itself: /health (alive?), /ready (may I send work?), /version, /metrics, /v1/models."""
+"""Routes about the server itself: /health (alive?), /ready (may I send work?), /version, /metrics, /v1/models, /reset_prefix_cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,16 @@ async def version() -> Response:
 
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
-    return Response(metrics.render(request.app.state.registry), media_type=metrics.CONTENT_TYPE)
+    body, content_type = metrics.negotiate(request.app.state.registry, request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type})
+
+
+@router.post("/reset_prefix_cache")
+@router.post("/flush_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget what was computed for earlier prompts (names of vLLM and of SGLang). Answers under way go on undisturbed."""
+    await _door(request).admit().reset_prefix_cache()
+    return JSONResponse({"status": "ok"})
 
 
 @router.get("/v1/models")
