@@ -201,6 +201,8 @@ class OutputProcessor:
         prompt: str | None,
         eos_token_ids: tuple[int, ...],
         arrival_s: float,
+        cache_salt: str = "",
+        use_prefix_cache: bool = True,
     ) -> tuple[OpenRequest, list[EngineRequest]]:
         """Register a request; what comes back second must be sent to the engine."""
         self._num_opened += 1
@@ -221,6 +223,8 @@ class OutputProcessor:
                 sampling=p,
                 eos_token_ids=eos_token_ids,
                 arrival_s=arrival_s,
+                cache_salt=cache_salt,
+                use_prefix_cache=use_prefix_cache,
             )
             for engine_id, p in zip(ids, params, strict=True)
         ]
@@ -301,13 +305,9 @@ class OutputProcessor:
         self._count_end(moved.finish_reason)
         self.stats.e2e_s.observe(now_s - request.metrics.arrival_time)
         self.stats.generation_length.observe(choice.num_tokens)
+        self._note_stages(request.metrics, request.metrics.token_times[choice.index])
         if moved.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and not choice.has_text:
             self.stats.empty_answers += 1
-
-    def _count_end(self, reason: FinishReason) -> None:
-        self._note_stages(request.metrics, request.metrics.token_times[choice.index])
-        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
-
 
     def _note_stages(self, metrics: RequestMetrics, times: list[float]) -> None:
         """How long a completion was computed, and how that was spent."""
@@ -318,6 +318,10 @@ class OutputProcessor:
         self.stats.inference_s.observe(times[-1] - metrics.first_scheduled_time)
         if len(times) > 1:
             self.stats.tpot_s.observe((times[-1] - times[0]) / (len(times) - 1))
+
+    def _count_end(self, reason: FinishReason) -> None:
+        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+
 
 def _choice_sampling(sampling: SamplingParams, index: int, seed: int) -> SamplingParams:
     choice = sampling.for_choice(index, seed)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from whalefall.core.errors import Busy, EngineDead
-from whalefall.core.request import AbortRequests, FinishReason, RequestUpdate
+from whalefall.core.request import AbortRequests, FinishReason, RequestUpdate, ResetPrefixCache
 from whalefall.core.sampling import SamplingParams
 from whalefall.core.seams import Clock, MonotonicClock
 from whalefall.engine.assembly import OpenRequest, OutputProcessor
@@ -98,10 +98,20 @@ class AsyncLLM:
             await self._grammars.check_async(sampling.structured_outputs)
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        *,
+        prompt: str | None = None,
+        cache_salt: str = "",
+        use_prefix_cache: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream deltas until all n choices have ended. A failing engine ends them with reason "error".
 
+        Args:
+            cache_salt: prefix hits only among requests of equal salt.
+            use_prefix_cache: False computes every row of the prompt.
         Raises:
             RequestError: as `validate`, before anything is queued.
             EngineDead: the engine had ended before.
@@ -109,7 +119,7 @@ class AsyncLLM:
         """
         self.validate(prompt_token_ids, sampling)
         await self.prepare(sampling)
-        request, mailbox = self._open(prompt_token_ids, sampling, request_id, prompt)
+        request, mailbox = self._open(prompt_token_ids, sampling, request_id, prompt, cache_salt, use_prefix_cache)
         try:
             while True:
                 delta = await mailbox.get()
@@ -130,6 +140,16 @@ class AsyncLLM:
                 chosen = [c.engine_id for c in mailbox.request.choices if not c.is_finished and choice in (None, c.index)]
                 self._send_abort(chosen, reason)
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget what was computed for earlier prompts; running requests go on undisturbed.
+
+        Raises:
+            EngineDead, Busy: there is no engine now.
+        """
+        self._client.check()
+        self._start()
+        self._client.send(ResetPrefixCache())
+
     def stats(self) -> EngineStats:
         self._processor.stats.engine = self._client.gauges
         self._processor.stats.num_restarts = self._client.num_restarts
@@ -140,12 +160,25 @@ class AsyncLLM:
         await self._client.shutdown()
 
     def _open(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, prompt: str | None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        prompt: str | None,
+        cache_salt: str,
+        use_prefix_cache: bool,
     ) -> tuple[OpenRequest, _Mailbox]:
         self._client.check()
         self._start()
         request, messages = self._processor.open(
-            request_id, prompt_token_ids, sampling, prompt=prompt, eos_token_ids=self._eos_token_ids, arrival_s=self._clock.now_s()
+            request_id,
+            prompt_token_ids,
+            sampling,
+            prompt=prompt,
+            eos_token_ids=self._eos_token_ids,
+            arrival_s=self._clock.now_s(),
+            cache_salt=cache_salt,
+            use_prefix_cache=use_prefix_cache,
         )
         mailbox = self._mailboxes[id(request)] = _Mailbox(request)
         try:

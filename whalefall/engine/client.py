@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from whalefall.core.errors import EngineDead
-from whalefall.core.request import AbortRequests, EngineRequest, RequestUpdate
+from whalefall.core.request import AbortRequests, EngineRequest, RequestUpdate, ResetPrefixCache
 from whalefall.observe.log import get_logger
 from whalefall.observe.metrics import EngineGauges
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the API process has no core, and is spared the importing of
     from whalefall.engine.core import EngineCore
 
 log = get_logger(__name__)
-Message: TypeAlias = EngineRequest | AbortRequests
+Message: TypeAlias = EngineRequest | AbortRequests | ResetPrefixCache
 Deliver: TypeAlias = Callable[[list[RequestUpdate]], None]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from whalefall.core.errors import EngineDead, RequestError
 from whalefall.core.plan import StepPlan, StepResult
-from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate
+from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate, ResetPrefixCache
 from whalefall.core.seams import Clock
 from whalefall.engine.grammar_gate import GrammarGate
 from whalefall.engine.tier_pump import TierPump
@@ -30,7 +30,7 @@ from whalefall.runtime.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:  # naming the mover must not cost the seconds that importing torch takes
     from whalefall.runtime.kvcache.tiers.mover import Mover
 
-Message: TypeAlias = EngineRequest | AbortRequests
+Message: TypeAlias = EngineRequest | AbortRequests | ResetPrefixCache
 log = get_logger(__name__)
 GRAMMAR_WAIT_S = 0.005
 """An idle loop looks this often for messages while grammars compile."""
@@ -127,6 +127,10 @@ class EngineCore:
         for message in messages:
             if isinstance(message, AbortRequests):
                 updates += self._abort(message.request_ids, message.reason)
+                continue
+            if isinstance(message, ResetPrefixCache):
+                self.scheduler.reset_prefix_cache()
+                log.info("prefix cache: reset")
                 continue
             self._open.add(message.request_id)
             self._admit(message, None, updates, is_new=True)
@@ -227,6 +231,11 @@ class EngineCore:
             num_steps=self._num_steps,
             num_preemptions=scheduler.num_preemptions,
             batched_tokens=self._num_rows,
+            blocks_cached=cache.num_cached_blocks,
+            prefix_replayed_tokens=cache.counters.replayed_tokens,
+            prefix_readmitted_tokens=cache.counters.readmitted_hit_tokens,
+            prefix_stored_blocks=cache.counters.stored_blocks,
+            prefix_evicted_blocks=cache.counters.evicted_blocks,
             tiers=self._tiers.stats(),
         )
         if self._report is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -33,9 +33,14 @@ from whalefall.observe.progress import progress_bar
 from whalefall.text.tokenizer import Tokenizer
 
 PromptType: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
-"""Text; token ids; {"prompt": text}; {"prompt_token_ids": ids}."""
-_Prompt: TypeAlias = tuple[str | None, list[int]]
+"""Text; token ids; {"prompt": text}; {"prompt_token_ids": ids}. A mapping may also hold "cache_salt"."""
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+class _Prompt(NamedTuple):
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str = ""
 
 
 class LLM:
@@ -127,13 +132,18 @@ class LLM:
         conversations = cast("list[Conversation]", [messages] if first is None or isinstance(first, Mapping) else messages)
         codec = codec_for(self.definition.chat_format, self.tokenizer)
         prompts = [codec.encode({**body, "messages": conversation}) for conversation in conversations]
-        pairs: list[_Prompt] = [(prompt.text, list(prompt.token_ids)) for prompt in prompts]
+        pairs: list[_Prompt] = [_Prompt(prompt.text, list(prompt.token_ids)) for prompt in prompts]
         think_end_id = self.tokenizer.token_to_id("</think>")
         params = [
             replace(sampling, structured_outputs=prompt.structure(sampling.structured_outputs, think_end_id))
             for prompt, sampling in zip(prompts, _one_each(sampling_params, len(pairs)), strict=True)
         ]
         return self._run(pairs, params, is_shown=use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what was computed for earlier prompts."""
+        self.core.scheduler.reset_prefix_cache()
+        return True
 
     def stats(self) -> EngineStats:
         self._processor.stats.engine = self.core.gauges
@@ -150,35 +160,46 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.shutdown()
 
-    def _read_prompt(self, prompt: PromptType) -> tuple[str | None, list[int]]:
+    def _read_prompt(self, prompt: PromptType) -> _Prompt:
         if isinstance(prompt, Mapping):
             keys = set(prompt)
-            if keys not in ({"prompt"}, {"prompt_token_ids"}, {"prompt", "prompt_token_ids"}):
-                raise RequestError(f"a prompt mapping holds 'prompt' or 'prompt_token_ids', got {sorted(keys)}", param="prompt")
+            if not keys & {"prompt", "prompt_token_ids"} or keys - {"prompt", "prompt_token_ids", "cache_salt"}:
+                raise RequestError(
+                    f"a prompt mapping holds 'prompt' or 'prompt_token_ids', and maybe 'cache_salt', got {sorted(keys)}", param="prompt"
+                )
+            salt = prompt.get("cache_salt") or ""
+            if not isinstance(salt, str):
+                raise RequestError(f"cache_salt must be a text, got {salt!r}", param="cache_salt")
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), _as_ids(prompt["prompt_token_ids"])
-            prompt = prompt["prompt"]
+                return _Prompt(prompt.get("prompt"), _as_ids(prompt["prompt_token_ids"]), salt)
+            return self._read_prompt(prompt["prompt"])._replace(cache_salt=salt)
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt, add_bos=True, allow_special=True)
-        return None, _as_ids(prompt)
+            return _Prompt(prompt, self.tokenizer.encode(prompt, add_bos=True, allow_special=True))
+        return _Prompt(None, _as_ids(prompt))
 
     def _run(self, pairs: list[_Prompt], params: list[SamplingParams], *, is_shown: bool) -> list[RequestOutput]:
-        for (_, ids), sampling in zip(pairs, params, strict=True):
-            check_prompt(ids, self.config)
+        for prompt, sampling in zip(pairs, params, strict=True):
+            check_prompt(prompt.token_ids, self.config)
             check_sampling(sampling, self.config, max_logprobs=self.config.max_logprobs)
             if sampling.structured_outputs is not None:
                 self._grammars.check(sampling.structured_outputs)
         if self.core.fault is not None:
             raise EngineDead(self.core.fault)
-        opened = [self._open(prompt, ids, sampling) for (prompt, ids), sampling in zip(pairs, params, strict=True)]
+        opened = [self._open(prompt, sampling) for prompt, sampling in zip(pairs, params, strict=True)]
         try:
             return self._collect(opened, is_shown=is_shown)
         finally:
             self._leave(opened)
 
-    def _open(self, prompt: str | None, ids: list[int], sampling: SamplingParams) -> OpenRequest:
+    def _open(self, prompt: _Prompt, sampling: SamplingParams) -> OpenRequest:
         opened, requests = self._processor.open(
-            str(next(self._ids)), ids, sampling, prompt=prompt, eos_token_ids=self._eos_token_ids, arrival_s=self._clock.now_s()
+            str(next(self._ids)),
+            prompt.token_ids,
+            sampling,
+            prompt=prompt.text,
+            eos_token_ids=self._eos_token_ids,
+            arrival_s=self._clock.now_s(),
+            cache_salt=prompt.cache_salt,
         )
         for request in requests:
             self.core.send(request)

@@ -47,6 +47,10 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
     abort: AbortRequests
 
 
+class Reset(msgspec.Struct, tag="reset", array_like=True, frozen=True):
+    """Forget all cached prefixes."""
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """End what is open with reason "abort", then leave."""
 
@@ -81,7 +85,7 @@ class Ended(msgspec.Struct, tag="ended", array_like=True, frozen=True):
     """What ended the step loop; None when it was told to stop."""
 
 
-ToEngine: TypeAlias = Submit | Abort | Stop
+ToEngine: TypeAlias = Submit | Abort | Reset | Stop
 FromEngine: TypeAlias = Loading | Ready | Refused | Updates | Ended
 
 

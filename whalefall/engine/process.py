@@ -20,11 +20,11 @@ import msgspec
 import zmq
 
 from whalefall.core.errors import ConfigError, EngineDead
-from whalefall.core.request import RequestUpdate
+from whalefall.core.request import RequestUpdate, ResetPrefixCache
 from whalefall.engine import messages
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
-from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Loading, Ready, Refused, Submit, Updates
+from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Loading, Ready, Refused, Reset, Submit, Updates
 from whalefall.engine.resolve import ResolvedConfig
 from whalefall.observe.log import get_logger, setup_logging
 from whalefall.observe.phases import Phases
@@ -118,6 +118,8 @@ class Link:
                     core.send(message.request)
                 elif isinstance(message, Abort):
                     core.send(message.abort)
+                elif isinstance(message, Reset):
+                    core.send(ResetPrefixCache())
                 else:
                     core.stop()
             except EngineDead:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from whalefall.core.errors import Busy, ConfigError, EngineDead
-from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate
+from whalefall.core.request import AbortRequests, EngineRequest, FinishReason, RequestUpdate, ResetPrefixCache
 from whalefall.engine.child import Child, describe_exit
 from whalefall.engine.client import Deliver, Message
 from whalefall.engine.config import EngineConfig
-from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Ready, Refused, Stop, Submit, Updates
+from whalefall.engine.messages import Abort, Ended, FromEngine, LaunchSpec, Ready, Refused, Reset, Stop, Submit, Updates
 from whalefall.engine.resolve import ResolvedConfig
 from whalefall.observe.log import get_logger
 from whalefall.observe.metrics import EngineGauges, TierStats
@@ -116,6 +116,8 @@ class Supervisor:
         assert self._child is not None
         if isinstance(message, AbortRequests):
             self._child.send(Abort(message))
+        elif isinstance(message, ResetPrefixCache):
+            self._child.send(Reset())
         else:
             assert isinstance(message, EngineRequest)
             self._open.add(message.request_id)
@@ -275,9 +277,9 @@ class Supervisor:
         child.close()
         self._child = None
         self._before = self.gauges
+        # What the dead process held is free; counting goes on from where it was.
         self._gauges = EngineGauges(blocks_total=self._gauges.blocks_total, slots_total=self._gauges.slots_total)
 
-        # What the dead process held is free; counting goes on from where it was.
     def _end_open(self, reason: str, how: FinishReason) -> None:
         error = reason if how is FinishReason.ERROR else None
         self._hand_over([RequestUpdate(request_id=name, finish_reason=how, error=error) for name in sorted(self._open)])

@@ -88,6 +88,14 @@ class EngineGauges:
     num_preemptions: int = 0
     batched_tokens: int = 0
     """Rows that all steps have run, prompts and outputs together."""
+    blocks_cached: int = 0
+    """Blocks that a prefix hit can find, whether somebody holds them or not."""
+    prefix_replayed_tokens: int = 0
+    """Rows run again after hits, to refill windows."""
+    prefix_readmitted_tokens: int = 0
+    """Tokens that preempted requests found again."""
+    prefix_stored_blocks: int = 0
+    prefix_evicted_blocks: int = 0
     tiers: TierStats | None = None
     """None without tiers below the device's blocks."""
 

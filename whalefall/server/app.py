@@ -56,14 +56,14 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 class _KeyCheck:
-    """Everything under /v1 needs the key; health and metrics stay open for probes."""
+    """Everything under /v1 needs the key, and what changes the server's state; health and metrics stay open for probes."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+        if scope["type"] == "http" and scope["path"].startswith(("/v1", "/reset_prefix_cache", "/flush_cache")):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 raise Unauthorized("missing or wrong API key: send it as 'Authorization: Bearer KEY'")

@@ -11,12 +11,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.samples import Sample
 
 from whalefall.server.door import Door
 from whalefall.server.tier_metrics import tier_blocks, tier_metrics
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUR_PREFIX, VLLM_PREFIX = "whalefall:", "vllm:"
 _PREFIX = ("prefix_replayed_tokens", "prefix_readmitted_tokens", "prefix_stored_blocks", "prefix_evicted_blocks")
 ONLY_OURS = frozenset(
@@ -140,7 +141,11 @@ def render(registry: CollectorRegistry) -> bytes:
 
 
 def negotiate(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The body in the format that the scraper likes best (Prometheus text or OpenMetrics), and its content type."""
-    encoder, content_type = choose_encoder(accept)
-    body: bytes = encoder(registry)
-    return body, content_type
+    """The body in the format that the scraper can read best, and its content type.
+
+    Colons are legal in names of either format. The library's own choice of an encoder would turn them into underscores for scrapers that
+    ask for OpenMetrics without saying how to escape, so that a name would depend on who asks.
+    """
+    if "application/openmetrics-text" in accept:
+        return openmetrics.generate_latest(registry, "allow-utf-8"), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE

@@ -91,6 +91,9 @@ class ScriptedLLM:
         self.aborted: list[str] = []
         self.seen: list[tuple[list[int], SamplingParams]] = []
         """Prompts and parameters of all requests, in order."""
+        self.cache_use: list[tuple[str, bool]] = []
+        """cache_salt and use_prefix_cache of all requests."""
+        self.num_resets = 0
         self._abort_asked: dict[tuple[str, int | None], FinishReason] = {}
         self._processor = OutputProcessor(self.tokenizer, lambda: 0)
         self._token_ids = [self._token_id(piece) for piece in script.pieces]
@@ -113,8 +116,16 @@ class ScriptedLLM:
         return LLGuidanceCompiler(self.tokenizer, self.config.vocab_size, (self._token_id(EOS),))
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, request_id: str, *, prompt: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str,
+        *,
+        prompt: str | None = None,
+        cache_salt: str = "",
+        use_prefix_cache: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
+        self.cache_use.append((cache_salt, use_prefix_cache))
         self.seen.append((list(prompt_token_ids), sampling))
         opened, requests = self._processor.open(
             request_id, prompt_token_ids, sampling, prompt=prompt, eos_token_ids=(self._token_id(EOS),), arrival_s=0.0
@@ -130,6 +141,9 @@ class ScriptedLLM:
 
     async def abort(self, request_id: str, *, choice: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         self._abort_asked[request_id, choice] = reason
+
+    async def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     async def shutdown(self) -> None:
         self.is_alive = False

@@ -206,7 +206,7 @@ class _Conversation:
         self._usage = Usage(prompt_tokens=len(prompt.token_ids), reasoning_tokens=0)
         self._prompt_logprobs: list[Any] = []
         self._choices = [_Choice(index, ask, prompt, engine.tokenizer) for index in range(ask.num_choices)]
-        self._fan = Fan([engine.generate(prompt.token_ids, sampling, self._outer.id, prompt=prompt.text)])
+        self._fan = Fan([engine.generate(prompt.token_ids, sampling, self._outer.id, prompt=prompt.text, **ask.cache_use)])
 
     async def whole(self) -> Response:
         self._door.active.add(self._outer.id)

@@ -127,7 +127,12 @@ class _Answer:
         n = ask.num_choices
         self._choices = [[_Choice(p * n + i, ask, engine.tokenizer) for i in range(n)] for p in range(len(prompts))]
         self._ids = [self._outer.id if len(prompts) == 1 else f"{self._outer.id}-{p}" for p in range(len(prompts))]
-        self._fan = Fan([engine.generate(prompt.token_ids, sampling, self._ids[p], prompt=prompt.text) for p, prompt in enumerate(prompts)])
+        self._fan = Fan(
+            [
+                engine.generate(prompt.token_ids, sampling, request_id, prompt=prompt.text, **ask.cache_use)
+                for prompt, request_id in zip(prompts, self._ids, strict=True)
+            ]
+        )
         self._needs_scores = bool(ask.echo) and ask.logprobs is not None
         self._cached = [0] * len(prompts)
 

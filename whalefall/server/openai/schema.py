@@ -4,7 +4,8 @@
 Types are strict ("2" is not a number), null means absent, unknown fields are ignored. Ranges are checked by `SamplingParams` itself. Beside
 OpenAI's fields these of vLLM work: top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, include_stop_str_in_output,
 skip_special_tokens, prompt_logprobs, add_special_tokens, return_token_ids, chat_template_kwargs, stream_options.continuous_usage_stats.
-Our own: parse_special_tokens. The shape of an answer (response_format, structured_outputs, guided_*) is read in structure.py.
+cache_salt. Our own: parse_special_tokens, use_prefix_cache. The shape of an answer (response_format, structured_outputs, guided_*) is read
+in structure.py.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    """Prefix hits only among requests of equal salt: what one tenant sent cannot be found out by another."""
+    use_prefix_cache: bool | None = None
+    """False: compute the whole prompt, whatever is known of it."""
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -97,6 +102,8 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationRequest:
+        if self.cache_salt == "":
+            _refuse("cache_salt", "cache_salt must not be empty; leave it out for none")
         if self.stream_options is not None and not self.stream:
             _refuse("stream_options", "stream_options needs stream: true")
         if self.stream and self.prompt_logprobs is not None:
@@ -107,6 +114,11 @@ class GenerationRequest(BaseModel):
     def structure(self) -> StructuredSpec | None:
         """The shape the answer must have. Raises RequestError where it is badly said."""
         return read_structure({name: getattr(self, name) for name in (*STRUCTURE_FIELDS, *UNSUPPORTED_FIELDS)})
+
+    @property
+    def cache_use(self) -> dict[str, Any]:
+        """How the engine may use its prefix cache for this request."""
+        return {"cache_salt": self.cache_salt or "", "use_prefix_cache": self.use_prefix_cache is not False}
 
     @property
     def num_choices(self) -> int:
