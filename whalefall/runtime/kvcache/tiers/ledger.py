@@ -76,6 +76,10 @@ class Stage(Enum):
     DONE = auto()
 
 
+WAITING = frozenset({Stage.START, Stage.FETCHING, Stage.LOADING})
+"""Stages that a report ends, or the deadline. (A request that is READY waits for room, not for records.)"""
+
+
 @dataclass(eq=False, slots=True)
 class Prefetch:
     """What one waiting request hopes for. Forgotten without ceremony when the request goes."""
@@ -181,8 +185,7 @@ class TierLedger:
             self._look(prefetch, now_s)
         if prefetch.stage is Stage.READY and may_load:
             self._load(prefetch)
-        is_waiting = prefetch.stage in (Stage.START, Stage.FETCHING, Stage.LOADING)
-        if is_waiting and prefetch.deadline_s is not None and now_s >= prefetch.deadline_s:
+        if prefetch.stage in WAITING and prefetch.deadline_s is not None and now_s >= prefetch.deadline_s:
             self.counters.num_timeouts += 1
             prefetch.stage = Stage.DONE
         return prefetch.stage is Stage.DONE
@@ -211,7 +214,7 @@ class TierLedger:
 
     def next_deadline_s(self, prefetches: Iterable[Prefetch]) -> float | None:
         """When the first of these stops waiting, if none of its moves ends before."""
-        return min((p.deadline_s for p in prefetches if p.stage is not Stage.DONE and p.deadline_s is not None), default=None)
+        return min((p.deadline_s for p in prefetches if p.stage in WAITING and p.deadline_s is not None), default=None)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These records are under suspicion, in every tier."""
