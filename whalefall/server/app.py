@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whalefall.core.errors import WhalefallError
+from whalefall.observe.trace import incoming_headers
 from whalefall.server import health, metrics
 from whalefall.server.config import ServerConfig
 from whalefall.server.door import Door, Engine
@@ -42,6 +43,7 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer)
     if config.api_key is not None:
         app.add_middleware(_KeyCheck, api_key=config.api_key)
+    app.add_middleware(_CallersTrace)
     # Outermost, so that a fault anywhere inside, the key check included, still gets the envelope.
     app.add_middleware(ErrorGuard)
     return app
@@ -68,3 +70,19 @@ class _KeyCheck:
             if not hmac.compare_digest(given, self._expected):
                 raise Unauthorized("missing or wrong API key: send it as 'Authorization: Bearer KEY'")
         await self._app(scope, receive, send)
+
+
+class _CallersTrace:
+    """Remembers the caller's trace, of which the engine's span of this request will be a part, if spans are written at all."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            found = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS}
+            incoming_headers.set(found or None)
+        await self._app(scope, receive, send)
+
+
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
