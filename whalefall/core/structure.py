@@ -88,6 +88,26 @@ def spec_of(kind: str, value: Any, param: str) -> StructuredSpec:
     return StructuredSpec(kind="regex" if kind == "regex" else "grammar", text=_limited(value, param), param=param)
 
 
+def close_objects(schema: Any) -> Any:
+    """What `strict` means where the schema is silent: objects have the properties that are named, all of them, and no others."""
+    if isinstance(schema, list):
+        return [close_objects(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, part in schema.items():
+        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(part, Mapping):
+            closed[key] = {name: close_objects(inner) for name, inner in part.items()}
+        elif key in ("items", "anyOf", "oneOf", "allOf", "prefixItems", "additionalProperties"):
+            closed[key] = close_objects(part)
+        else:
+            closed[key] = part  # enum, const, default: data, not schemas
+    if isinstance(schema.get("properties"), Mapping):
+        closed.setdefault("additionalProperties", False)
+        closed.setdefault("required", list(schema["properties"]))
+    return closed
+
+
 def _schema_text(value: Any, param: str) -> str:
     if isinstance(value, type) and hasattr(value, "model_json_schema"):
         value = value.model_json_schema()

@@ -296,6 +296,8 @@ def _tool_rule(fields: Mapping[str, Any], parallel: Any, *, is_opened: bool) -> 
     forced = _forced_name(choice)
     if forced:
         tools = tuple(tool for tool in tools if tool.name == forced)
+    if not tools and forced is not None:
+        raise RequestError("tool_choice demands a call, but there are no tools to call", param="tool_choice")
     if not tools:
         return None
     is_one = parallel is False or bool(forced) or (forced is not None and parallel is not True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from whalefall.core.errors import RequestError
-from whalefall.core.structure import StructuredSpec
+from whalefall.core.structure import StructuredSpec, close_objects
 
 MARKER = "｜DSML｜"
 CallFormat = Literal["deepseek_v4", "deepseek_v41"]
@@ -60,7 +60,9 @@ def read_tools(raw: Any) -> tuple[Tool, ...]:
             parameters: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
             place = f"tools[{index}].function"
             _check_name(function["name"], f"{place}.name")
-            found.append(Tool(function["name"], parameters, function.get("strict") is True, f"{place}.parameters"))
+            is_strict = function.get("strict") is True
+            parameters = close_objects(parameters) if is_strict else parameters
+            found.append(Tool(function["name"], parameters, is_strict, f"{place}.parameters"))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whalefall.core.errors import RequestError
-from whalefall.core.structure import StructuredSpec, spec_of
+from whalefall.core.structure import StructuredSpec, close_objects, spec_of
 
 STRUCTURE_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 UNSUPPORTED_FIELDS = ("guided_whitespace_pattern", "structural_tag")
@@ -78,26 +78,6 @@ def _structured_outputs(value: Any) -> StructuredSpec | None:
         got = ", ".join(named) if named else "none of them"
         raise RequestError(f"{place} must have exactly one of {', '.join(_KINDS)}, got {got}", param=place)
     return spec_of(named[0], value[named[0]], f"{place}.{named[0]}")
-
-
-def close_objects(schema: Any) -> Any:
-    """What `strict` means where the schema is silent: objects have the properties that are named, all of them, and no others."""
-    if isinstance(schema, list):
-        return [close_objects(part) for part in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    closed: dict[str, Any] = {}
-    for key, part in schema.items():
-        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(part, Mapping):
-            closed[key] = {name: close_objects(inner) for name, inner in part.items()}
-        elif key in ("items", "anyOf", "oneOf", "allOf", "prefixItems", "additionalProperties"):
-            closed[key] = close_objects(part)
-        else:
-            closed[key] = part  # enum, const, default: data, not schemas
-    if isinstance(schema.get("properties"), Mapping):
-        closed.setdefault("additionalProperties", False)
-        closed.setdefault("required", list(schema["properties"]))
-    return closed
 
 
 def _short(value: Any) -> str:
