@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many tokens a second does the engine give on a CPU, against Hugging Face transformers on a model of equal size and depth?
 
-Ours is DeepSeek-V4.1 under continuous batching; theirs is DeepSeek-V4 (transformers has no V4.1) generating the same prompts as one padded
-static batch. Random weights, float32, greedy, end of sequence ignored, every request gives the same number of tokens. Both in one run, in one
-process, with the same number of threads; each figure is the better of two rounds.
+Ours is DeepSeek-V4.1 under continuous batching; theirs is DeepSeek-V4 (transformers has no V4.1) generating the same prompts as one
+padded static batch. Random weights, float32, greedy, end of sequence ignored, every request gives the same number of tokens. Both in one
+run and one process with the same number of threads; each figure is the better of two rounds.
 
 Win: at 64 concurrent requests at least 5 times the output tokens per second.
 Run: python -m benchmarks.cpu_throughput [--threads 2] [--concurrency 1 16 64 150] [--csv out.csv]     (needs the `bench` extra)
