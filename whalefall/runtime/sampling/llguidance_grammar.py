@@ -190,6 +190,8 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
 
 def _first_line(message: str) -> str:
     """The library appends its state, or an excerpt of the grammar, on further lines; a regular expression's error is in the last one."""
+    if message.startswith("oneOf"):
+        return "oneOf is supported only where the schemas plainly exclude each other; use anyOf"
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error:")), None)
     return f"{lines[0].rstrip(':')}: {said.removeprefix('error: ')}" if said else (lines[0] if lines else "not a grammar")
