@@ -25,7 +25,7 @@ else
   TORCH_INDEX ?= $(if $(LOCAL_TORCH),,https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: venv serve test check fix test-fast twins test-gpu bench-scheduler bench-cpu size clean
+.PHONY: venv serve test check fix test-fast test-browser browser twins test-gpu bench-scheduler bench-cpu size clean
 
 venv: $(VENV)/.ready
 
@@ -55,6 +55,16 @@ fix: venv
 
 test-fast: venv
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-browser: venv browser
+	$(BIN)/python -m pytest -m browser
+
+# Never fails: without a browser its tests are skipped, and say so.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
+	as_root=$$(test "$$(id -u)" = 0 || echo sudo -n); apt="timeout 300 $$as_root apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20"; \
+	{ $$apt update && DEBIAN_FRONTEND=noninteractive $$apt install -y --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 || \
+	  echo "chromium and chromedriver are missing, and apt-get cannot install them here: the browser tests are skipped"
 
 twins: venv
 	$(BIN)/python -m pytest tests/kernels/test_twins.py $(if $(OP),-k $(OP))

@@ -16,7 +16,7 @@ from tests.server.support import engine_of
 from whalefall.engine import embedded
 from whalefall.testing.scripted import ScriptedLLM
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.browser
 
 ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
 Serve, Visit = Callable[..., Site], Callable[..., Page]

@@ -12,7 +12,7 @@ import pytest
 from tests.server.pages.conftest import Page, Site, until
 from tests.server.support import PLAIN, engine_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.browser
 
 Serve, Visit = Callable[..., Site], Callable[..., Page]
 

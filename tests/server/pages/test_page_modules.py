@@ -12,7 +12,7 @@ import pytest
 from tests.server.pages.conftest import Page, Site
 from tests.server.support import engine_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.browser
 
 DRAW = "const {renderMarkdown} = await import('/static/markdown.js'); const box = document.createElement('div');"
 

@@ -19,7 +19,7 @@ let timer = 0;
 const whole = (value) => Math.round(value).toLocaleString("en");
 const short = (value) => (value >= 1000 ? value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 }) : trim(value));
 const trim = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
-const share = (value) => `${trim(value * 100)}%`;
+const share = (value) => `${(value * 100).toLocaleString("en", { maximumSignificantDigits: value < 0.1 ? 2 : 3 })}%`;
 const duration = (seconds) => (seconds === 0 ? "0" : seconds < 1 ? `${trim(seconds * 1000)} ms` : `${trim(seconds)} s`);
 
 /** A number's description: read({now, recent, window}) gives a number, null (nothing to tell yet) or OFF. */
