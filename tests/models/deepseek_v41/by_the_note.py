@@ -28,6 +28,8 @@ class Mistakes:
     """Not a mistake but the dense reference: attend to all visible entries, without index or candidates."""
     decoder_from: int = 0
     """Bounded replay: rows below are left out above the border layer."""
+    hit: int = 0
+    """Encoder replay: compressed entries of positions below come from a cold run; rows begin one window before."""
 
 
 @dataclass
@@ -38,31 +40,41 @@ class _Shared:
     keys: dict[int, Tensor] = field(default_factory=dict)
     lists: dict[int, list[list[int]]] = field(default_factory=dict)
     candidates: list[set[int]] = field(default_factory=list)
+    cached: _Shared | None = None
+    """After a hit: what the cold run published."""
 
 
 class ByTheNote:
     def __init__(self, loaded: LoadedModel, mistakes: Mistakes | None = None) -> None:
         self.c: Any = loaded.config
         self.m: Any = loaded.model
+        self.loaded = loaded
+        self.shared = _Shared()
         self.rules = mistakes or Mistakes()
         self.dir = loaded.context.model_dir
 
     def logits(self, ids: list[int]) -> Tensor:
-        """float64 [rows, V]: of every position, or of those from `decoder_from` on."""
+        """float64 [rows, V]: of every position, or of those from `decoder_from` or the replay start on."""
         c, rules = self.c, self.rules
         border = c.compress_ratios.index(1)
-        streams = w(self.m.embed)[ids][:, None].expand(-1, c.hc_mult, -1).clone()
-        carry = torch.zeros(len(ids), c.hc_mult, dtype=torch.float64)
+        first = rules.hit - c.sliding_window if rules.hit else 0
+        streams = w(self.m.embed)[ids[first:]][:, None].expand(-1, c.hc_mult, -1).clone()
+        carry = torch.zeros(len(ids) - first, c.hc_mult, dtype=torch.float64)
         carry[:, 0] = 1
-        shared, first = _Shared(), 0
+        shared = self.shared = _Shared()
+        if rules.hit:
+            cold = ByTheNote(self.loaded)
+            cold.logits(ids[: rules.hit])
+            shared.cached = cold.shared
         for layer in range(c.num_hidden_layers):
             block = self.m.layers[layer]
             if layer in c.engram_layer_ids:
-                streams = self.engram(block.engram, layer, streams, ids)
-            if layer == border + 1 and rules.decoder_from:
-                first, streams, carry = rules.decoder_from, streams[rules.decoder_from :], carry[rules.decoder_from :]
-                shared.lists = {k: v[first:] for k, v in shared.lists.items()}
-                shared.candidates = shared.candidates[first:]
+                streams = self.engram(block.engram, layer, streams, ids, first)
+            if layer == border + 1 and rules.decoder_from > first:
+                left_out, first = rules.decoder_from - first, rules.decoder_from
+                streams, carry = streams[left_out:], carry[left_out:]
+                shared.lists = {k: v[left_out:] for k, v in shared.lists.items()}
+                shared.candidates = shared.candidates[left_out:]
             positions = list(range(first, len(ids)))
             for name, sublayer in (("attn", self.attention), ("ffn", self.moe)):
                 pre, post, comb = self.mixes(getattr(block, f"hc_{name}"), streams)
@@ -117,18 +129,22 @@ class ByTheNote:
     def publish(self, a: Any, layer: int, x: Tensor, qr: Tensor, positions: list[int], shared: _Shared) -> None:
         c, ratio, long = self.c, self.c.compress_ratios[layer], self.frequencies(long=True)
         if layer in c.kv_source_layer_ids:
-            assert positions[0] == 0
+            new = self.rules.hit or positions[0]  # replayed rows publish nothing
+            assert positions[0] == (new - c.sliding_window if new else 0)
             latents, firsts = [], []
-            for j in range(len(x) // ratio):
-                group = x[j * ratio : (j + 1) * ratio]
+            for j in range((positions[-1] + 1 - new) // ratio):
+                group = x[new - positions[0] + j * ratio :][:ratio]
                 value = group @ w(a.compressor.wkv).T
                 if ratio > 1:
                     value = (torch.softmax(group @ w(a.compressor.wgate).T, dim=0) * value).sum(0, keepdim=True)
                 latents.append(rms(value[0], w(a.compressor.norm), c.rms_norm_eps))
-                firsts.append(j * ratio)
+                firsts.append(new + j * ratio)
             latent = torch.stack(latents) if latents else torch.empty(0, c.head_dim, dtype=torch.float64)
             shared.main[layer] = rope(latent, firsts, long)
             shared.keys[layer] = rope(rms(latent @ w(a.indexer.wk).T, w(a.indexer.k_norm), c.rms_norm_eps), firsts, long)
+            if shared.cached is not None:
+                shared.main[layer] = torch.cat((shared.cached.main[layer], shared.main[layer]))
+                shared.keys[layer] = torch.cat((shared.cached.keys[layer], shared.keys[layer]))
         if layer not in c.index_source_layer_ids:
             return
         keys = shared.keys[source(layer, c.kv_source_layer_ids)]
@@ -191,10 +207,10 @@ class ByTheNote:
         gate, up = (w1 @ x).clamp(max=limit), (w3 @ x).clamp(-limit, limit)
         return w2 @ (gate / (1 + torch.exp(-gate)) * up)
 
-    def engram(self, e: Any, layer: int, streams: Tensor, ids: list[int]) -> Tensor:
+    def engram(self, e: Any, layer: int, streams: Tensor, ids: list[int], first: int) -> Tensor:
         c = self.c
         out = streams.clone()
-        for t, rows in enumerate(self.table_rows(layer, ids)):
+        for t, rows in enumerate(self.table_rows(layer, ids)[first:]):
             picked = torch.cat([e.embed(torch.tensor([[row]]))[0] for row in rows]).double()
             kv = (w(e.wkv) @ picked).view(c.hc_mult + 1, -1)
             for s in range(c.hc_mult):
