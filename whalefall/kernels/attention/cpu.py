@@ -34,7 +34,11 @@ class _Part:
     is_shared: bool
 
 
-@sparse_mqa.impl("cpu_tiles", needs=Device(type="cpu"))
+def _is_worth_it(q_TND: Tensor, *_: object, **__: object) -> bool:
+    return q_TND.shape[0] > 1  # a single token has nobody to share with, and its list is one small gather
+
+
+@sparse_mqa.impl("cpu_tiles", needs=Device(type="cpu"), when=_is_worth_it)
 def sparse_mqa_cpu(
     q_TND: Tensor,
     window_kv_MD: Tensor,

@@ -27,7 +27,7 @@ def linear_fp8_tile(x_TK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> Tensor:
 
 @op("gemm.linear_float32", cases=cases.float32_results)
 def linear_float32(x_TK: Tensor, w_NK: Tensor) -> Tensor:
-    """x @ w.T with a float32 result that is never rounded to a narrower type: logits, router scores, compressor inputs.
+    """x @ w.T with a float32 result that is never rounded to a narrower type: logits, gate scores, compressor inputs.
 
     Narrow weights are widened a tile of rows at a time, so the float32 copy of a large head never exists whole.
     """

@@ -62,7 +62,7 @@ def kind_of(name: str) -> str:
         return "indexers and compressors"
     if ".attn." in name:
         return "attention"
-    return "router, shared expert, streams, norms"
+    return "gate, shared expert, streams, norms"
 
 
 def _table_bytes(config: DeepseekV41Config) -> int:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SparseAttention: V4.1's attention sublayer in its four modes.
 
-SWA-only (ratio 0), Full (owns compressed KV and index), Reindex (own index query on a shared cache), Reuse (shared cache and list). A layer
-works in two halves: `write` puts every row's cache entries in place, `attend` lets queries look. The border layer writes for all rows and
-attends for decoder rows only; every other layer does both for the same rows. Source: design note deepseek-v41 §3.4-3.8, §6.2.
+Window-only (ratio 0), Full (owns compressed KV and index), Reindex (own index query on a shared cache), Reuse (shared cache and list). A
+layer works in two halves: `write` puts every row's cache entries in place, `look` lets queries attend. The border layer writes for all rows
+and looks for decoder rows only; every other layer does both for the same rows. Source: design note deepseek-v41 §3.4-3.8, §6.2.
 """
 
 from __future__ import annotations
