@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -187,7 +188,9 @@ async def test_a_grammar_that_hangs_holds_up_nobody_and_can_be_aborted(toy_dir: 
     core = llm._client.core  # type: ignore[attr-defined]
     store = core.grammars
     store.check(Rule(regex="a"))
-    stuck = store._compiler = Stuck(store._compiler)
+    stuck = Stuck(store._compiler.result())
+    store._compiler = Future()
+    store._compiler.set_result(stuck)
     updates = []
     deliver = llm._deliver
 

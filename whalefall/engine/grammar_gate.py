@@ -39,6 +39,8 @@ class GrammarGate:
 
     def take_ready(self, now_s: float) -> list[tuple[EngineRequest, RequestError | None]]:
         """Those whose compilation has ended or whose time is up, each with what went wrong, if anything."""
+        if self._store is not None and not self._store.is_set_up:
+            self._held = [held._replace(until_s=now_s + self._store.time_limit_s) for held in self._held]
         ready = [held for held in self._held if held.future.done() or now_s >= held.until_s]
         gone = {id(held) for held in ready}
         self._held = [held for held in self._held if id(held) not in gone]

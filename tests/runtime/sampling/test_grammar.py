@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -228,3 +229,22 @@ def test_masks_of_many_rows_are_those_of_each_alone() -> None:
     STORE.fill_masks(grammars, bits)
     rows = [set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()) for row in bits]
     assert rows == [allowed(grammar) for grammar in grammars]
+
+
+def test_a_compiler_that_breaks_refuses_the_rule_and_goes_on() -> None:
+    class Broken(SlowCompiler):
+        def compile(self, spec: StructuredSpec) -> Grammar:
+            if spec.text == "odd":
+                raise ZeroDivisionError
+            return super().compile(spec)
+
+    store = GrammarStore(Broken)
+    with pytest.raises(RequestError, match="ZeroDivisionError"):
+        store.check(Rule(regex="odd"))
+    store.check(Rule(regex="fine"))
+
+
+def test_a_missing_library_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RequestError, match="structured output needs a package"):
+        new_store().check(Rule(json_object=True))

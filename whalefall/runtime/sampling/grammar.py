@@ -12,18 +12,20 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from whalefall.core.errors import RequestError
 from whalefall.core.structure import StructuredSpec
+from whalefall.observe.log import get_logger
 
 Bits: TypeAlias = npt.NDArray[np.int32]
 """One bit per id of the vocabulary, lowest bit first: the layout of `kernels.sampling.apply_bitmask`."""
+log = get_logger(__name__)
 COMPILE_LIMIT_S = 10.0
 """A grammar that takes longer to compile is refused."""
 NOT_COMPILED = "bad_structured_output"
@@ -96,20 +98,26 @@ class GrammarStore:
         self.time_limit_s = time_limit_s
         self.num_compiled = 0
         self._make_compiler = make_compiler
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: Future[GrammarCompiler] | None = None
         self._max_entries = max_entries
         self._num_threads = num_threads
         self._pool: ThreadPoolExecutor | None = None
         self._known: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
         self._lock = threading.Lock()
-        self._making = threading.Lock()
+
+    @property
+    def is_set_up(self) -> bool:
+        """The vocabulary has been read. The time limit of a grammar does not count before."""
+        return self._compiler is not None and self._compiler.done()
 
     def prepare(self, spec: StructuredSpec) -> Future[Grammar]:
         """Start to compile, or find what is compiled already. The future's grammar is shared: clone it."""
         with self._lock:
             future = self._known.get(spec.key)
             if future is None:
-                self._pool = self._pool or ThreadPoolExecutor(self._num_threads, thread_name_prefix="whalefall-grammars")
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="whalefall-grammars")
+                    self._compiler = self._pool.submit(self._make_compiler)
                 future = self._known[spec.key] = self._pool.submit(self._compile, spec)
                 self._forget_oldest()
             self._known.move_to_end(spec.key)
@@ -121,15 +129,14 @@ class GrammarStore:
         Raises:
             RequestError: it cannot be; `param` names the client's field.
         """
-        self.outcome(spec, self.prepare(spec), self.time_limit_s)
+        self._await(spec)
 
     async def check_async(self, spec: StructuredSpec) -> None:
         """`check` for an event loop, which goes on meanwhile."""
         future = self.prepare(spec)
-        waiter = asyncio.wrap_future(future)
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at below, or by nobody if the client has left
-        # The future outlives who waits for it: others may want the same grammar.
-        await asyncio.wait([waiter], timeout=self.time_limit_s)
+        # The futures outlive who waits for them: others may want the same grammar.
+        await _wait_for(self._set_up(), None)
+        await _wait_for(future, self.time_limit_s)
         self.outcome(spec, future)
 
     def grammar_for(self, spec: StructuredSpec) -> Grammar:
@@ -138,11 +145,10 @@ class GrammarStore:
         Raises:
             RequestError: as `check`.
         """
-        return self.outcome(spec, self.prepare(spec), self.time_limit_s).clone()
+        return self._await(spec).clone()
 
     def fill_masks(self, grammars: Sequence[Grammar], bits_MW: Bits) -> None:
-        assert self._compiler is not None, "a grammar exists, so its compiler does"
-        self._compiler.fill_masks(grammars, bits_MW)
+        self._set_up().result().fill_masks(grammars, bits_MW)
 
     def outcome(self, spec: StructuredSpec, future: Future[Grammar], timeout_s: float = 0) -> Grammar:
         """What `prepare` came to; not compiled by now is too slow. Raises as `check`."""
@@ -152,12 +158,22 @@ class GrammarStore:
             reason = f"took longer than {self.time_limit_s:g} s to compile: make it smaller"
         except GrammarFault as fault:
             reason = str(fault)
+        except Exception as error:  # whatever a compiler stumbles over, it is this rule's fault and nobody else's
+            log.exception("a compiler failed on %s", spec.param)
+            reason = f"cannot be compiled ({type(error).__name__})"
         raise RequestError(f"{spec.param}: {reason}", param=spec.param, code=NOT_COMPILED)
 
+    def _await(self, spec: StructuredSpec) -> Grammar:
+        future = self.prepare(spec)
+        wait([self._set_up()])
+        return self.outcome(spec, future, self.time_limit_s)
+
+    def _set_up(self) -> Future[GrammarCompiler]:
+        assert self._compiler is not None, "the first spec has begun it"
+        return self._compiler
+
     def _compile(self, spec: StructuredSpec) -> Grammar:
-        with self._making:
-            self._compiler = self._compiler or self._make_compiler()
-        grammar = self._compiler.compile(spec)
+        grammar = self._set_up().result().compile(spec)
         self.num_compiled += 1
         return grammar
 
@@ -165,3 +181,10 @@ class GrammarStore:
         """One under way is never forgotten: the request that waits for it would start it anew."""
         for key in [key for key, future in self._known.items() if future.done()][: max(0, len(self._known) - self._max_entries)]:
             del self._known[key]
+
+
+async def _wait_for(future: Future[Any], limit_s: float | None) -> None:
+    waiter = asyncio.wrap_future(future)
+    # An error is read from the shared future; this wrapper's copy of it counts as seen, even if the client has left.
+    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([waiter], timeout=limit_s)

@@ -45,6 +45,8 @@ class LLGuidanceCompiler:
         )
         self._limits = llguidance.LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False)
         self._executor = llguidance.LLExecutor()
+        # The first mask over a large vocabulary takes a second, whatever the grammar: not at the cost of somebody's request.
+        self._matcher(self._source(StructuredSpec(kind="json_object", text=""))).compute_bitmask()
 
     def compile(self, spec: StructuredSpec) -> LLGuidanceGrammar:
         try:
