@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -77,7 +78,7 @@ class Op(Generic[P, R]):
         return register
 
     def select(self, *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
-        if not self.impls:
+        if not self.impls or _reference_only_depth:
             return self.reference
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
         for candidate in self.impls:
@@ -92,6 +93,26 @@ class Op(Generic[P, R]):
 
 
 _OPS: dict[str, Op[Any, Any]] = {}
+_reference_only_depth = 0
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Inside, every op runs its reference, on every thread of the process: for finding out what the twins are worth."""
+    global _reference_only_depth
+    _reference_only_depth += 1
+    try:
+        yield
+    finally:
+        _reference_only_depth -= 1
+
+
+def twins_on(device: torch.device) -> dict[str, tuple[str, ...]]:
+    """Op -> the twins that this device can run, for some arguments at least; ops without one are left out. Empty in `reference_only`."""
+    if _reference_only_depth:
+        return {}
+    found = {name: tuple(i.name for i in made.impls if i.needs.is_met_by(device)) for name, made in load_all().items()}
+    return {name: twins for name, twins in found.items() if twins}
 
 
 def op(name: str, *, cases: Callable[[], Iterator[tuple[Any, ...]]] | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
