@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from whalefall.bench.ablate_command import ablate_command
 from whalefall.bench.agent import AgentShape, AgentSummary, TurnRecord, make_sessions, run_agents, summarise_agents
 from whalefall.bench.http import Address, HttpError
 from whalefall.bench.load import arrival_times, run_load
@@ -31,6 +32,7 @@ app = typer.Typer(help="Measure a server, or the engine in this process.", no_ar
 app.command("throughput")(throughput_command)
 app.command("latency")(latency_command)
 app.command("decode")(decode_command)
+app.command("ablate")(ablate_command)
 
 Url = Annotated[str, typer.Argument(help="Address of an OpenAI-compatible server.")]
 Model = Annotated[str | None, typer.Option(help="Model name; the first of /v1/models when left out.")]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`whalefall bench throughput | latency | decode`. The engine is imported when one of them runs, so that `bench serve` stays light."""
+"""`whalefall bench throughput | latency | decode`, and what `ablate` shares with them.
+
+The engine is imported when one of them runs, so that `bench serve` stays light.
+"""
 
 from __future__ import annotations
 
@@ -108,21 +111,17 @@ def decode_command(
 
 def run_facts(llm: Any) -> dict[str, Any]:
     """Where and with what a row was measured."""
+    config = llm.config
+    return machine_facts(config.device) | {"model": config.model_name, "dtype": config.dtype, "weights": config.weights}
+
+
+def machine_facts(device: str) -> dict[str, Any]:
     import torch
 
     from whalefall import __version__
 
-    config = llm.config
-    device = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "whalefall": __version__,
-        "torch": torch.__version__,
-        "device": device,
-        "model": config.model_name,
-        "dtype": config.dtype,
-        "weights": config.weights,
-    }
+    name = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    return {"date": time.strftime("%Y-%m-%d"), "whalefall": __version__, "torch": torch.__version__, "device": name}
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:

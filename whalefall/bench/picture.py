@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative distributions as an SVG file, with no library: each panel shows which share of the values lies at or below x."""
+"""SVG files with no library: cumulative distributions (which share of the values lies at or below x), and bars."""
 
 from __future__ import annotations
 
@@ -28,6 +28,42 @@ def draw(title: str, panels: Sequence[Panel], columns: int = 2) -> str:
         x, y = _GAP + i % columns * (_PANEL_W + _GAP), 36 + i // columns * (_PANEL_H + _GAP)
         parts.append(f'<g transform="translate({x},{y})">{_panel(panel)}</g>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+_BAR_H, _BAR_GAP, _LABEL_W, _BAR_W = 18, 6, 190, 260
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    title: str
+    values: Sequence[tuple[str, float | None]]
+    """(label, value); a bar without a value is named and left empty."""
+
+
+def draw_bars(title: str, groups: Sequence[Bars]) -> str:
+    """Groups side by side, each with its own scale."""
+    width = len(groups) * (_LABEL_W + _BAR_W + 80) + _GAP
+    height = 36 + _TOP + max((len(g.values) for g in groups), default=0) * (_BAR_H + _BAR_GAP) + _GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/><text x="{_GAP}" y="24" font-size="15">{escape(title)}</text>',
+    ]
+    for i, group in enumerate(groups):
+        parts.append(f'<g transform="translate({_GAP + i * (_LABEL_W + _BAR_W + 80)},36)">{_bars(group)}</g>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _bars(group: Bars) -> str:
+    high = max((v for _, v in group.values if v is not None), default=0) or 1.0
+    parts = [f'<text x="{_LABEL_W}" y="{_TOP - 12}" font-size="13">{escape(group.title)}</text>']
+    for i, (label, value) in enumerate(group.values):
+        y = _TOP + i * (_BAR_H + _BAR_GAP)
+        length = 0.0 if value is None else _BAR_W * value / high
+        shown = "did not run" if value is None else f"{value:,.4g}"
+        parts.append(f'<text x="{_LABEL_W - 6}" y="{y + 13}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<rect x="{_LABEL_W}" y="{y}" width="{length:.1f}" height="{_BAR_H}" fill="#06c"/>')
+        parts.append(f'<text x="{_LABEL_W + length + 6:.1f}" y="{y + 13}" fill="#555">{shown}</text>')
+    return "".join(parts)
 
 
 def _panel(panel: Panel) -> str:
