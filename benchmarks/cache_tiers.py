@@ -46,6 +46,11 @@ class Point(NamedTuple):
     def median_s(self) -> float:
         return statistics.median(self.ttft_s)
 
+    @property
+    def best_s(self) -> float:
+        """For the picture: on a machine that does other work too, noise only ever adds."""
+        return min(self.ttft_s)
+
 
 def prompt_of(sample: int, length: int) -> list[int]:
     return [3 + (sample * 977 + i * i + 7 * i) % 250 for i in range(length - SUFFIX)]
@@ -104,6 +109,7 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
     """TTFT against prompt length as SVG, one line per tier, logarithmic both ways."""
     shown = [p for p in points if p.replay == replay]
     lengths = sorted({p.num_tokens for p in shown})
+    num_samples = len(shown[0].ttft_s)
     low, high = (10 ** round_(math.log10(1e3 * edge)) for round_, edge in zip((math.floor, math.ceil), _range(shown), strict=True))
 
     def x_of(num_tokens: float) -> float:
@@ -116,7 +122,7 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="24" font-size="15">Time to first token after a prefix hit, by tier ({replay} replay)</text>',
-        f'<text x="{LEFT}" y="{HEIGHT - 10}" fill="#555">prompt tokens; Krill, {device}; medians</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 10}" fill="#555">prompt tokens; Krill, {device}; best of {num_samples}</text>',
         f'<text x="{LEFT - 8}" y="{TOP - 8}" text-anchor="end" fill="#555">ms</text>',
     ]
     for decade in range(round(math.log10(low)), round(math.log10(high)) + 1):
@@ -126,9 +132,9 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
                 parts.append(f'<text x="{LEFT - 8}" y="{y_of(ms) + 4:.1f}" text-anchor="end" fill="#555">{ms:,}</text>')
     for n in lengths:
         parts.append(f'<text x="{x_of(n):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="#555">{n:,}</text>')
-    ends = sorted((y_of(1e3 * max(p for p in shown if p.tier == tier).median_s), tier) for tier in TIERS)
+    ends = sorted((y_of(1e3 * max(p for p in shown if p.tier == tier).best_s), tier) for tier in TIERS)
     for rank, (y, tier) in enumerate(ends):
-        line = sorted((p.num_tokens, p.median_s) for p in shown if p.tier == tier)
+        line = sorted((p.num_tokens, p.best_s) for p in shown if p.tier == tier)
         path = " ".join(f"{x_of(n):.1f},{y_of(1e3 * s):.1f}" for n, s in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[tier]}" stroke-width="2"/>')
         label_y = max(y, ends[0][0] + 15 * rank)  # names of lines that end together stand below each other
@@ -137,8 +143,8 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
 
 
 def _range(points: Sequence[Point]) -> tuple[float, float]:
-    medians = [p.median_s for p in points]
-    return min(medians), max(medians)
+    best = [p.best_s for p in points]
+    return min(best), max(best)
 
 
 def main() -> None:
