@@ -2,7 +2,7 @@
 #   make serve [PORT=8000] [MODEL=/path/to/checkpoint] [ARGS="--max-model-len 4096"]
 #   make test
 
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
@@ -14,7 +14,8 @@ export OMP_NUM_THREADS ?= 1
 # Which torch: with an NVIDIA driver pip's own choice (the CUDA build); without one the CPU build, from a local wheel folder
 # (PIP_FIND_LINKS) when it holds one, else from PyTorch's CPU index. TORCH_INDEX= (empty) turns the extra index off.
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
-LOCAL_TORCH := $(firstword $(wildcard $(addsuffix /torch-*cpu*.whl,$(PIP_FIND_LINKS))))
+PYTHON_TAG := $(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null)
+LOCAL_TORCH := $(firstword $(wildcard $(addsuffix /torch-*cpu-$(PYTHON_TAG)-*.whl,$(PIP_FIND_LINKS))))
 ifeq ($(HAS_GPU),yes)
   CONSTRAINTS :=
   EXTRAS ?= dev,gpu
