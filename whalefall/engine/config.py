@@ -60,6 +60,8 @@ class EngineConfig:
     as the model's own server does; exact: every row, and windows come from copies kept beside each block, which take memory."""
     enable_prefix_caching: bool | None = None
     """Remember what was computed for earlier prompts that begin alike; default: on, where the model's state can be restored."""
+    kv_events_config: str | None = None
+    """JSON with vLLM's keys (endpoint, replay_endpoint, topic, ...): tell routers over ZMQ which blocks are cached; default: no events."""
     async_scheduling: bool | None = None
     """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
     max_logprobs: int = 20

@@ -24,6 +24,7 @@ from whalefall.engine.grammar_gate import GrammarGate
 from whalefall.engine.tier_pump import TierPump
 from whalefall.observe.log import get_logger
 from whalefall.observe.metrics import EngineGauges, ThroughputReport
+from whalefall.runtime.kvcache.events import CacheEvent
 from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.scheduler.scheduler import Scheduler
 
@@ -46,6 +47,16 @@ class Launcher(Protocol):
     def launch(self, plan: StepPlan) -> StepHandle: ...
 
 
+class EventSink(Protocol):
+    """Who hears of cache events; kv_events.KvEventPublisher is one."""
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Copies what it keeps; never blocks."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class EngineCore:
     def __init__(
         self,
@@ -57,10 +68,12 @@ class EngineCore:
         stats_interval_s: float = 0.0,
         grammars: GrammarStore | None = None,
         mover: Mover | None = None,
+        kv_events: EventSink | None = None,
     ) -> None:
         """
         Args:
             mover: for a scheduler with tiers; closed when the loop ends.
+            kv_events: hears of every block that becomes findable or is forgotten; closed when the loop ends.
             grammars: the worker's; None: structured requests are refused.
         """
         self.scheduler = scheduler
@@ -75,6 +88,9 @@ class EngineCore:
         self._inbox = Inbox()
         self._gate = GrammarGate(grammars)
         self._tiers = TierPump(scheduler, mover, self._inbox.poke)
+        self._kv_events = kv_events
+        if kv_events is not None:
+            scheduler.cache.events = []
         self._pending: _Launched | None = None
         self._open: set[str] = set()
         self._num_steps = self._num_rows = self._num_drawn = 0
@@ -106,6 +122,7 @@ class EngineCore:
         self._forget_ended(updates)
         self._num_drawn += sum(len(u.new_token_ids) for u in updates)
         self._publish()
+        self._tell_kv_events()
         return updates
 
     def run(self, deliver: Callable[[list[RequestUpdate]], None]) -> None:
@@ -118,6 +135,8 @@ class EngineCore:
         if updates := self._end_open():
             deliver(updates)
         self._tiers.close(drain=self.fault is None)
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def stop(self) -> None:
         """From any thread: end the loop. What is open ends with reason "abort"."""
@@ -218,6 +237,12 @@ class EngineCore:
         if self._report is not None:
             self._report.rest()
         self._inbox.wait()
+
+    def _tell_kv_events(self) -> None:
+        events = self.scheduler.cache.events
+        if self._kv_events is not None and events:
+            self._kv_events.publish(events)
+            events.clear()
 
     def _publish(self) -> None:
         cache, scheduler = self.scheduler.cache, self.scheduler

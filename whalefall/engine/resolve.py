@@ -13,6 +13,7 @@ from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.errors import ConfigError
 from whalefall.engine.config import EngineConfig, check_option_types
 from whalefall.engine.facts import DeviceFacts, DtypeName, ModelFacts
+from whalefall.engine.kv_events import KvEventsConfig
 from whalefall.runtime.kvcache.tiers.layout import RecordLayout
 from whalefall.runtime.kvcache.tiers.sizes import TierSizes
 from whalefall.runtime.worker.memory import WorkerMemory, plan_memory
@@ -57,6 +58,7 @@ class ResolvedConfig:
     """Rows that refill every window after a prefix hit."""
     has_fixed_state: bool = False
     """Whether a request keeps more than blocks."""
+    kv_events: KvEventsConfig | None = None
     async_scheduling: bool
     max_logprobs: int
     seed: int | None
@@ -136,6 +138,7 @@ class _Resolver:
         kv_cache_dtype = self._kv_cache_dtype(dtype)
         spec = self._cache_spec(dtype, weights, kv_cache_dtype)
         is_caching = self._prefix_caching(spec)
+        kv_events = self._kv_events(is_caching)
         keeps_snapshots = is_caching and user.replay == "exact" and spec.snapshot_bytes > 0
         bytes_per_block = spec.block_bytes + (spec.snapshot_bytes if keeps_snapshots else 0)
         weights_bytes = self._weights_bytes(dtype, weights)
@@ -179,6 +182,7 @@ class _Resolver:
             prefix_caching=is_caching,
             replay_rows=spec.replay_rows,
             has_fixed_state=spec.snapshot_bytes > 0,
+            kv_events=kv_events,
             async_scheduling=is_ahead,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
@@ -255,6 +259,18 @@ class _Resolver:
             self._problems.append(f"block_size is {size}, must be a multiple of the compression ratios {bad}")
             return spec
         return self._model.cache_spec(dtype, weights, kv_cache_dtype, size)
+
+    def _kv_events(self, is_caching: bool) -> KvEventsConfig | None:
+        if self._user.kv_events_config is None:
+            return None
+        try:
+            config = KvEventsConfig.parse(self._user.kv_events_config)
+        except ConfigError as error:
+            self._problems += error.problems
+            return None
+        if config is not None and not is_caching:
+            self._problems.append("kv_events_config has nothing to tell without a prefix cache: leave out --no-enable-prefix-caching")
+        return config
 
     def _prefix_caching(self, spec: CacheSpec) -> bool:
         wanted = self._user.enable_prefix_caching

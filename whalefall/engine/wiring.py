@@ -19,6 +19,7 @@ from whalefall.core.seams import Clock, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
 from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
+from whalefall.engine.kv_events import KvEventPublisher
 from whalefall.engine.opened import OpenModel, read_folder
 from whalefall.engine.resolve import ResolvedConfig, resolve
 from whalefall.engine.tiers import build_tiers
@@ -82,6 +83,7 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
         is_one_step_ahead=config.async_scheduling,
         stats_interval_s=config.stats_interval_s,
         grammars=grammars,
+        kv_events=KvEventPublisher(config.kv_events, config.block_size) if config.kv_events is not None else None,
     )
 
 
