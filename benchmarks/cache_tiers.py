@@ -133,11 +133,12 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
     for n in lengths:
         parts.append(f'<text x="{x_of(n):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="#555">{n:,}</text>')
     ends = sorted((y_of(1e3 * max(p for p in shown if p.tier == tier).best_s), tier) for tier in TIERS)
-    for rank, (y, tier) in enumerate(ends):
+    label_y = -15.0
+    for y, tier in ends:
         line = sorted((p.num_tokens, p.best_s) for p in shown if p.tier == tier)
         path = " ".join(f"{x_of(n):.1f},{y_of(1e3 * s):.1f}" for n, s in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[tier]}" stroke-width="2"/>')
-        label_y = max(y, ends[0][0] + 15 * rank)  # names of lines that end together stand below each other
+        label_y = max(y, label_y + 15)  # names of lines that end together stand below each other
         parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{label_y + 4:.1f}" fill="{COLOURS[tier]}">{tier}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
