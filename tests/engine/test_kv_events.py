@@ -34,17 +34,16 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 def replayed(context: zmq.Context[Any], endpoint: str, first: int) -> list[tuple[int, Any]]:
     """All batches from a number on, as (number, batch)."""
-    with context.socket(zmq.REQ) as socket:
+    with context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.RCVTIMEO, 20_000)
         socket.connect(endpoint)
-        socket.send(first.to_bytes(8, "big"))
+        socket.send_multipart([b"", first.to_bytes(8, "big")])
         batches = []
         while True:
-            number, payload = socket.recv_multipart()
+            _, number, payload = socket.recv_multipart()
             if number == b"\xff" * 8:
                 return batches
             batches.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
-            socket.setsockopt(zmq.RCVTIMEO, 20_000)
 
 
 def hash_of(key: bytes) -> int:

@@ -88,7 +88,7 @@ class KvEventPublisher:
         try:
             is_ours = "*" in config.endpoint or "::" in config.endpoint or config.endpoint.startswith(("ipc://", "inproc://"))
             (self._publish_socket.bind if is_ours else self._publish_socket.connect)(config.endpoint)
-            if self._replay_socket is not None:
+            if self._replay_socket is not None and config.replay_endpoint is not None:
                 self._replay_socket.bind(config.replay_endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -137,7 +137,7 @@ class KvEventPublisher:
     def encode(self, events: Sequence[CacheEvent]) -> bytes:
         import msgspec
 
-        described = [self._describe(event) for event in events]
+        described: list[Any] = [self._describe(event) for event in events]
         if self._config.format == "array":
             described = [list(event.values()) for event in described]
         return msgspec.msgpack.encode([self._now_s(), described, self._rank])
