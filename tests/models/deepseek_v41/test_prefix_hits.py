@@ -180,7 +180,7 @@ def rms(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_bounded_drift_over_20_turns_is_bounded(calm: LoadedModel) -> None:
     """Entries computed after a hit are cached and used again, so errors might add up from turn to turn. They do not: against a cold run of
-    the same conversation turns differ by about half a per cent of the spread, by 4 % where another entry is chosen, and late turns no more than early ones."""
+    the same conversation turns differ by half a per cent of the spread (4 % where other entries are chosen), late ones like early ones."""
     engine = CachedEngine(calm, replay="bounded")
     talk, rng, drifts = random_ids(40, 5), random.Random(6), []
     for turn in range(20):
