@@ -7,7 +7,8 @@ a request that is new to the worker. So a plan may be made one step ahead: the i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from whalefall.core.request import TokenLogprobs
@@ -85,3 +86,5 @@ class RequestResult:
 class StepResult:
     step_id: int
     results: tuple[RequestResult, ...]
+    health: Mapping[str, int] = field(default_factory=dict)
+    """Counters of the model that rise only through a fault of the bookkeeping; see runtime/worker/health.py."""

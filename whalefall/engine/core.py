@@ -93,7 +93,7 @@ class EngineCore:
             scheduler.cache.events = []
         self._pending: _Launched | None = None
         self._open: set[str] = set()
-        self._num_steps = self._num_rows = self._num_drawn = 0
+        self._num_steps = self._num_rows = self._num_drawn = self._num_mismatches = 0
         self._report = ThroughputReport(stats_interval_s) if stats_interval_s > 0 else None
         self._publish()
 
@@ -179,7 +179,9 @@ class EngineCore:
         self._tiers.submit_moves()
         due, self._pending = (self._pending, launched) if self._is_one_step_ahead else (launched, None)
         if due is not None:
-            updates = self.scheduler.commit(due.plan, due.handle.wait(), self._clock.now_s())
+            result = due.handle.wait()
+            self._num_mismatches = result.health.get("ring_tag_mismatch", 0)
+            updates = self.scheduler.commit(due.plan, result, self._clock.now_s())
             self._tiers.submit_moves()
             return updates
         if launched is None and self.scheduler.has_work:
@@ -261,6 +263,7 @@ class EngineCore:
             prefix_readmitted_tokens=cache.counters.readmitted_hit_tokens,
             prefix_stored_blocks=cache.counters.stored_blocks,
             prefix_evicted_blocks=cache.counters.evicted_blocks,
+            ring_tag_mismatches=self._num_mismatches,
             tiers=self._tiers.stats(),
         )
         if self._report is not None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,8 @@ from whalefall.weights.safetensors import ShardSet
 __all__ = ["OpenModel", "build_engine", "load_engine", "open_model"]
 
 log = get_logger(__name__)
+DEBUG_VARIABLE = "WHALEFALL_DEBUG"
+"""1: a fault that could be masked ends the step with an error instead. For tests and for finding faults."""
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
 
@@ -164,6 +167,7 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
         vocab_size=config.vocab_size,
         history_tokens=config.history_tokens,
         keeps_snapshots=scheduler.takes_snapshots,
+        is_debug=os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"),
         device=device,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from whalefall.core.batch import CacheTensors, ForwardBatch
 from whalefall.core.cache_spec import CacheSpec
@@ -71,6 +71,15 @@ class BuildContext:
 class Model(Protocol):
     def forward(self, batch: ForwardBatch, cache: CacheTensors) -> Tensor:
         """Write the caches and give float32 logits [L, V] of `batch.logit_rows_L`."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A model may offer this too: counters that stay 0 unless something around it has a fault."""
+
+    def health_counters(self) -> Mapping[str, Tensor]:
+        """Name -> int64 scalar on the model's device, the same tensors every time; `forward` adds to them. Asked for once, at start."""
         ...
 
 

@@ -96,6 +96,8 @@ class EngineGauges:
     """Tokens that preempted requests found again."""
     prefix_stored_blocks: int = 0
     prefix_evicted_blocks: int = 0
+    ring_tag_mismatches: int = 0
+    """Window rows that should have been there and were not: anything but 0 is a fault of the cache bookkeeping."""
     tiers: TierStats | None = None
     """None without tiers below the device's blocks."""
 

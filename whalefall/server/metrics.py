@@ -21,7 +21,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUR_PREFIX, VLLM_PREFIX = "whalefall:", "vllm:"
 _PREFIX = ("prefix_replayed_tokens", "prefix_readmitted_tokens", "prefix_stored_blocks", "prefix_evicted_blocks")
 ONLY_OURS = frozenset(
-    {*_PREFIX, "kv_blocks", "state_slots_used", "engine_steps", "engine_restarts", "batched_tokens", "requests", "empty_answers"}
+    {
+        *_PREFIX,
+        "kv_blocks",
+        "state_slots_used",
+        "engine_steps",
+        "engine_restarts",
+        "batched_tokens",
+        "requests",
+        "empty_answers",
+        "ring_tag_mismatch",
+    }
 )
 """Names that mean nothing to vLLM's users."""
 _LABELS = ["model_name", "engine"]
@@ -80,6 +90,7 @@ class EngineCollector:
             ("prefix_readmitted_tokens", stats.engine.prefix_readmitted_tokens, "Tokens that preempted requests found again."),
             ("prefix_stored_blocks", stats.engine.prefix_stored_blocks, "Blocks that became findable for prefix hits."),
             ("prefix_evicted_blocks", stats.engine.prefix_evicted_blocks, "Remembered blocks whose memory was wanted."),
+            ("ring_tag_mismatch", stats.engine.ring_tag_mismatches, "Window rows lost by the cache bookkeeping and masked; 0 in health."),
             ("engine_steps", stats.engine.num_steps, "Steps the engine has run."),
             ("batched_tokens", stats.engine.batched_tokens, "Rows run by all steps, prompts and outputs together."),
             ("requests", stats.num_requests, "Requests accepted."),

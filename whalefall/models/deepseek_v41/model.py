@@ -7,6 +7,8 @@ caches for all of them; then one gather leaves the decoder rows, which run throu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -121,6 +123,9 @@ class DeepseekV41(nn.Module):
         self._rope = _rope_tables(config, context.device)
         self.tag_mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
         """Window rows that should have been there and were not, since start. Stays 0 unless the bookkeeping has a fault."""
+
+    def health_counters(self) -> Mapping[str, Tensor]:
+        return {"ring_tag_mismatch": self.tag_mismatches}
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: CacheTensors) -> Tensor:

@@ -15,6 +15,7 @@ from whalefall.core.request import TokenLogprobs
 from whalefall.runtime.sampling.logprobs import LogprobRows
 from whalefall.runtime.sampling.sampler import Fault, Sampled
 from whalefall.runtime.worker.batch_builder import LogitRows
+from whalefall.runtime.worker.health import HealthProbe
 
 FAULT_TEXTS = {
     Fault.NON_FINITE: "non-finite logits",
@@ -39,13 +40,20 @@ class StepHandle:
     """Holds what a step needs until its result is read."""
 
     def __init__(
-        self, plan: StepPlan, wanted: LogitRows, drawn: Drawn, scored: LogprobRows | None, clean_up: Callable[[int], None]
+        self,
+        plan: StepPlan,
+        wanted: LogitRows,
+        drawn: Drawn,
+        scored: LogprobRows | None,
+        clean_up: Callable[[int], None],
+        health: HealthProbe,
     ) -> None:
         self._plan = plan
         self._wanted = wanted
         self._drawn = drawn
         self._scored = scored
         self._clean_up = clean_up
+        self._health = health
 
     def wait(self) -> StepResult:
         """Block until the step is done and give its result, one entry per request of the plan. Called once.
@@ -73,7 +81,8 @@ class StepHandle:
                     prompt_logprobs=prompt_logprobs[request] if step.wants_prompt_logprobs else None,
                 )
             )
-        return StepResult(step_id=self._plan.step_id, results=tuple(results))
+        health = self._health.read(self._plan.step_id)  # after the ids: then its copy has arrived as well
+        return StepResult(step_id=self._plan.step_id, results=tuple(results), health=health)
 
     def _read_drawn(self) -> tuple[list[tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]], dict[int, Fault]]:
         """Per request of the plan: its tokens, its log-probabilities if asked for, its fault if any."""

@@ -27,6 +27,7 @@ from whalefall.runtime.sampling.params import NOT_WANTED, SlotParams
 from whalefall.runtime.sampling.sampler import sample
 from whalefall.runtime.sampling.slot_grammars import SlotGrammars
 from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
+from whalefall.runtime.worker.health import HealthProbe
 from whalefall.runtime.worker.model_runner import ModelRunner
 from whalefall.runtime.worker.step_handle import Drawn, StepHandle
 from whalefall.runtime.worker.tables import SlotTables
@@ -45,6 +46,8 @@ class WorkerConfig:
     """Ids before a row that the model wants to see."""
     keeps_snapshots: bool = False
     """Room for a copy of the fixed state beside each block (exact replay with a prefix cache)."""
+    is_debug: bool = False
+    """A fault that the model has noticed and masked ends the step with an error."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -59,6 +62,7 @@ class Worker:
         self._tables = SlotTables(config.num_slots, config.max_model_len, spec.block_tokens, config.device)
         self._params = SlotParams(config.num_slots, config.vocab_size)
         self._grammars = SlotGrammars(grammars, config.vocab_size)
+        self._health = HealthProbe(model, is_debug=config.is_debug)
         self._runner = ModelRunner(model, self.cache, config.vocab_size)
         self._builder = BatchBuilder(
             self._tables, self._params.num_prompt, history_tokens=config.history_tokens, block_tokens=spec.block_tokens
@@ -82,7 +86,8 @@ class Worker:
             pools.take_snapshots(self.cache, [step.slot for step in ending], [step.snapshot_block for step in ending])
         drawn = self._sample(logits_LV[: wanted.num_sampled], wanted)
         scored = self._score_prompt(logits_LV[wanted.num_sampled :], wanted)
-        return StepHandle(plan, wanted, drawn, scored, self._clean_up)
+        self._health.after_launch()
+        return StepHandle(plan, wanted, drawn, scored, self._clean_up, self._health)
 
     def _sample(self, logits_SV: Tensor, wanted: LogitRows) -> Drawn:
         masks = self._grammars.masks(wanted.sample_slot_S, wanted.sample_position_S)
