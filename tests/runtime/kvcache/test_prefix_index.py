@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from whalefall.runtime.kvcache.manager import CacheManager, Reservation
-from whalefall.runtime.kvcache.prefix_index import KEY_BYTES, KeyChain, block_key, root_key
+from whalefall.runtime.kvcache.prefix_index import KEY_BYTES, MAX_OUTDATED, KeyChain, block_key, root_key
 
 ROOT = root_key(fingerprint="model", layout="blocks of 4")
 
@@ -215,3 +215,13 @@ def test_second_to_publish_keeps_its_copy_and_its_followers_are_found(first_to_p
     found = manager.match(manager.chain([1, 2, 3, 4, 5, 6]), 7)
     assert len(found) == 3 and manager.is_pristine
     assert found[0].block_id == (a, b)[first_to_publish].block_ids[0]
+
+
+def test_idle_queue_does_not_grow_with_the_hits() -> None:
+    manager = CacheManager(9, 1, 2)
+    for _ in range(3 * MAX_OUTDATED):
+        publish(manager, [1, 2, 3, 4])
+
+    assert manager.num_cached_blocks == 4
+    assert len(manager.index._idle) <= 8 + MAX_OUTDATED
+    manager.check()

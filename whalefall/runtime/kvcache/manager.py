@@ -39,6 +39,8 @@ class Reservation:
     """Positions below this have a block."""
     nodes: list[Node] = field(default_factory=list)
     """Published blocks of the first part of the table, held. Where its block differs from the table's, the table has a copy of its own."""
+    has_copies: bool = False
+    """Whether the table has such a block."""
     epoch: int = 0
     """Of the index when this was reserved; after a reset nothing more is published."""
 
@@ -163,7 +165,7 @@ class CacheManager:
 
     def num_wanted(self, num_tokens: int, hit: Sequence[Node] = ()) -> int:
         """By how much `num_free_blocks` would fall if positions [0, num_tokens) were reserved on top of a hit."""
-        return self.blocks_for(num_tokens) - len(hit) + sum(node.num_holders == 0 for node in hit)
+        return self.blocks_for(num_tokens) - len(hit) + _num_idle(hit)
 
     def has_room(self, num_wanted: int) -> bool:
         """Whether there are a slot and so many blocks."""
@@ -177,7 +179,7 @@ class CacheManager:
         self._held.add(reservation)
         self.index.hold(hit)  # before blocks are taken: they must not be evicted for their own tail
         reservation.nodes.extend(hit)
-        reservation.block_ids.extend(node.block_id for node in hit)
+        reservation.block_ids.extend([node.block_id for node in hit])
         self.extend(reservation, num_tokens)
         return reservation
 
@@ -216,6 +218,7 @@ class CacheManager:
                 fresh.append(node)
             else:
                 self.counters.duplicate_blocks += 1
+                reservation.has_copies = True
                 self._note_stored(fresh, reservation, token_ids)
             self.index.hold((node,))
             reservation.nodes.append(node)
@@ -353,9 +356,21 @@ class CacheManager:
             self.events.append(BlocksRemoved(tuple(node.key for node in nodes)))
 
 
+def _num_idle(hit: Sequence[Node]) -> int:
+    """Those of a sequence that nobody holds: its last ones, since who holds a node holds all before it."""
+    count = 0
+    for node in reversed(hit):
+        if node.num_holders:
+            break
+        count += 1
+    return count
+
+
 def _private_blocks(reservation: Reservation) -> list[int]:
     """Blocks of the table that nobody else can know."""
     nodes, block_ids = reservation.nodes, reservation.block_ids
+    if not reservation.has_copies:
+        return block_ids[len(nodes) :]
     copies = [block_id for node, block_id in zip(nodes, block_ids) if node.block_id != block_id]
     return copies + block_ids[len(nodes) :]
 

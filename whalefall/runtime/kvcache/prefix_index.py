@@ -15,12 +15,14 @@ sequence the last block before the one in front of it, because a block without i
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from sys import byteorder
 
 KEY_BYTES = 16
+MAX_OUTDATED = 1_000
+"""Outdated entries that the idle queue may hold, beside two for each block: more are swept out."""
 _ID_BYTES = 4
 assert array("I").itemsize == _ID_BYTES and byteorder == "little", "keys are shared between machines: ids must have one form everywhere"
 
@@ -80,7 +82,7 @@ class KeyChain:
 class Node:
     """A published block."""
 
-    __slots__ = ("block_id", "is_listed", "key", "num_children", "num_holders", "parent")
+    __slots__ = ("block_id", "is_listed", "key", "num_children", "num_holders", "parent", "times_idle")
 
     def __init__(self, key: bytes, block_id: int, parent: Node | None) -> None:
         self.key = key
@@ -89,6 +91,7 @@ class Node:
         self.num_children = 0
         self.num_holders = 0
         """Reservations that hold it. Whoever holds a node holds its parent, so this never grows towards the leaves."""
+        self.times_idle = 0
         self.is_listed = True
         """False after a reset: it can no longer be found, and its block is free when its last holder leaves."""
 
@@ -96,9 +99,12 @@ class Node:
 class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
-        # Idle nodes, longest idle first. Nodes of one sequence become idle last block first, and a child never has more holders than
-        # its parent: so no parent ever stands before its child, and the front is always a leaf.
-        self._idle: OrderedDict[Node, None] = OrderedDict()
+        # Idle nodes, longest idle first, each with how often it had become idle then: an older entry, or one of a node that is held again,
+        # is skipped when it comes to the front. Nodes of one sequence become idle last block first, and a child never has more holders
+        # than its parent: so no parent ever stands before its child, and the first entry that counts is a leaf.
+        self._idle: deque[tuple[Node, int]] = deque()
+        self.num_idle = 0
+        """Blocks that nobody holds: as good as free."""
         self.epoch = 0
         """Number of resets so far. What was begun in an earlier epoch must not be published."""
 
@@ -108,44 +114,46 @@ class PrefixIndex:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
-    @property
-    def num_idle(self) -> int:
-        """Blocks that nobody holds: as good as free."""
-        return len(self._idle)
-
     def find(self, key: bytes) -> Node | None:
         return self._nodes.get(key)
 
     def match(self, keys: Sequence[bytes], limit: int) -> list[Node]:
         """The published blocks of the longest known prefix, at most `limit` of them. Changes nothing."""
-        nodes = []
-        get = self._nodes.get
-        for key in keys[:limit]:
-            node = get(key)
-            if node is None:
-                break
-            nodes.append(node)
-        return nodes
+        # Whoever can be found has a parent that can be found: so the end of the known prefix is searched by halves, and the way back is
+        # short. Looking up key after key would cost a cache miss or three each.
+        least, most = 0, min(limit, len(keys))
+        while least < most:
+            middle = (least + most + 1) // 2
+            if keys[middle - 1] in self._nodes:
+                least = middle
+            else:
+                most = middle - 1
+        return self.path_to(self._nodes[keys[least - 1]]) if least else []
 
     def hold(self, nodes: Iterable[Node]) -> None:
         """One more holder for each; they are no longer idle."""
+        num_idle = 0
         for node in nodes:
-            if node.num_holders == 0:
-                self._idle.pop(node, None)
-            node.num_holders += 1
+            num_holders = node.num_holders
+            if num_holders == 0:
+                num_idle += 1
+            node.num_holders = num_holders + 1
+        self.num_idle -= num_idle
 
     def let_go(self, nodes: Sequence[Node]) -> list[int]:
         """One holder less for each of a sequence's nodes, given in order; the blocks that are free now because a reset came between."""
-        freed = []
+        freed, idle = [], []
         for node in reversed(nodes):
-            node.num_holders -= 1
-            assert node.num_holders >= 0, f"block {node.block_id} is let go more often than held"
-            if node.num_holders:
+            node.num_holders = num_left = node.num_holders - 1
+            if num_left > 0:
                 continue
+            assert num_left == 0, f"block {node.block_id} is let go more often than held"
             if node.is_listed:
-                self._idle[node] = None
+                node.times_idle = times_idle = node.times_idle + 1
+                idle.append((node, times_idle))
             else:
                 freed.append(node.block_id)
+        self._add_idle(idle)
         return freed
 
     def publish(self, key: bytes, block_id: int, parent: Node | None) -> Node:
@@ -153,14 +161,18 @@ class PrefixIndex:
         assert key not in self._nodes, f"block {block_id}: its key is published already"
         assert parent is None or parent.is_listed, f"block {block_id}: its parent can no longer be found"
         node = self._nodes[key] = Node(key, block_id, parent)
-        self._idle[node] = None
+        node.times_idle = 1
+        self._add_idle([(node, 1)])
         if parent is not None:
             parent.num_children += 1
         return node
 
     def evict(self) -> Node:
         """Forget the block that has been idle longest; its memory is the caller's."""
-        node, _ = self._idle.popitem(last=False)
+        node, times_idle = self._idle.popleft()
+        while not _counts(node, times_idle):
+            node, times_idle = self._idle.popleft()
+        self.num_idle -= 1
         assert node.num_children == 0, f"block {node.block_id} would leave children that nobody could find"
         del self._nodes[node.key]
         node.is_listed = False
@@ -170,10 +182,13 @@ class PrefixIndex:
 
     def path_to(self, node: Node) -> list[Node]:
         """The nodes from the start of its sequence to `node`: what to hold so that it stays."""
-        path = [node]
-        while path[-1].parent is not None:
-            path.append(path[-1].parent)
-        return path[::-1]
+        path = []
+        at: Node | None = node
+        while at is not None:
+            path.append(at)
+            at = at.parent
+        path.reverse()
+        return path
 
     def forget(self, nodes: Iterable[Node]) -> tuple[list[Node], list[int]]:
         """Make these and all that follow them unfindable; what was forgotten, and the blocks that are free now because they were idle."""
@@ -191,33 +206,50 @@ class PrefixIndex:
             if node.parent is not None:
                 node.parent.num_children -= 1
             if node.num_holders == 0:
-                del self._idle[node]
+                self.num_idle -= 1
                 freed.append(node.block_id)
         return list(doomed), freed
 
     def reset(self) -> list[int]:
         """Forget everything; the blocks of idle nodes, which are free now. Those that are held become free when they are let go."""
         self.epoch += 1
-        freed = [node.block_id for node in self._idle]
+        freed = [node.block_id for node in self._idle_nodes()]
         for node in self._nodes.values():
             node.is_listed = False
         self._nodes.clear()
         self._idle.clear()
+        self.num_idle = 0
         return freed
 
     def check(self) -> None:
         """Assert the tree, the counts and the order of eviction."""
+        idle = dict.fromkeys(self._idle_nodes())
+        assert len(idle) == self.num_idle, "idle blocks are miscounted"
         children: dict[Node, int] = {}
         for key, node in self._nodes.items():
             assert node.key == key and node.is_listed
-            assert (node.num_holders == 0) == (node in self._idle), f"block {node.block_id}: idle and held, or neither"
+            assert (node.num_holders == 0) == (node in idle), f"block {node.block_id}: idle and held, or neither"
             if node.parent is not None:
                 assert self._nodes.get(node.parent.key) is node.parent, f"block {node.block_id} has lost its parent"
                 assert node.parent.num_holders >= node.num_holders, f"block {node.block_id} has a holder that does not hold its parent"
                 children[node.parent] = children.get(node.parent, 0) + 1
         assert all(node.num_children == children.get(node, 0) for node in self), "children are miscounted"
-        assert all(node.is_listed for node in self._idle), "a forgotten block is idle"
         seen: set[Node] = set()
-        for node in self._idle:
+        for node in idle:
             seen.add(node)
             assert node.parent is None or node.parent not in seen, f"block {node.block_id} would be evicted after its parent"
+
+    def _add_idle(self, entries: Sequence[tuple[Node, int]]) -> None:
+        self._idle.extend(entries)
+        self.num_idle += len(entries)
+        if len(self._idle) > 2 * len(self._nodes) + MAX_OUTDATED:
+            self._idle = deque(entry for entry in self._idle if _counts(*entry))
+
+    def _idle_nodes(self) -> Iterator[Node]:
+        """Longest idle first."""
+        return (node for node, times_idle in self._idle if _counts(node, times_idle))
+
+
+def _counts(node: Node, times_idle: int) -> bool:
+    """Whether an entry of the idle queue is the newest of a node that is idle now."""
+    return node.is_listed and node.num_holders == 0 and node.times_idle == times_idle
