@@ -156,5 +156,5 @@ def test_command_writes_table_csv_json_and_picture(tiny: Path, tmp_path: Path) -
 
 
 def test_unknown_switch_is_refused_with_the_names_there_are(base: EngineConfig) -> None:
-    with pytest.raises(ConfigError, match="no switch is called 'graphs'; there are kernels for this device"):
+    with pytest.raises(ConfigError, match="only is 'graphs', must be one of kernels for this device"):
         ablate(base, WORKLOAD, only=["graphs"])

@@ -114,10 +114,10 @@ def test_agent_runs_sessions_and_reports_the_ideal(stub: StubServer, tmp_path) -
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["serve", "--mix", "chit"], "there are fixed, chat"),
+        (["serve", "--mix", "chit"], "must be one of fixed, chat"),
         (["serve", "--goodput", "ttft:fast"], "ttft:500"),
-        (["serve", "--endpoint", "chats"], "completions or chat"),
-        (["agent", "--form", "words"], "ids or chat"),
+        (["serve", "--endpoint", "chats"], "must be one of completions, chat"),
+        (["agent", "--form", "words"], "must be one of ids, chat"),
     ],
 )
 def test_wrong_options_name_the_right_ones(args: list[str], words: str) -> None:

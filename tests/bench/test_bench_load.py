@@ -80,7 +80,7 @@ def test_mixes_are_drawn_by_weight_and_share_their_prefix() -> None:
 
 
 def test_unknown_mix_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"mix 'chit' is unknown; there are fixed, chat, code"):
+    with pytest.raises(ValueError, match=r"mix is 'chit', must be one of fixed, chat, code.*did you mean 'chat'"):
         parse_mix("chit=1")
 
 

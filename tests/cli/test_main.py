@@ -12,7 +12,7 @@ import pytest
 from tests.server.support import engine_of
 from whalefall.cli.chat import Talk
 from whalefall.cli.main import COMMANDS, main
-from whalefall.engine.config import EngineConfig, describe_options
+from whalefall.engine.config import EngineConfig, OptionDoc, describe_options
 from whalefall.testing.toy_checkpoint import write_toy_checkpoint
 
 
@@ -52,6 +52,48 @@ def test_missing_directory_is_one_line(capsys: pytest.CaptureFixture[str], args:
 def test_wrong_choice_is_refused_with_the_choices(capsys: pytest.CaptureFixture[str], toy: Path) -> None:
     code, _, text = run(capsys, "generate", str(toy), "--prompt", "x", "--dtype", "float7")
     assert code == 2 and "float7" in text and "bfloat16" in text and "Traceback" not in text
+
+
+FLAGS = [option for option in describe_options(EngineConfig) if option.name not in ("model", "served_model_name")]
+
+
+@pytest.mark.parametrize("option", FLAGS, ids=lambda option: option.name)
+def test_misspelt_flag_is_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: OptionDoc
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    flag = "--" + option.name.replace("_", "-")
+    code, _, err = run(capsys, "serve", flag + "x", "1")
+    assert code == 2
+    assert f"No such option: {flag}x" in err and flag in err.replace(flag + "x", "")
+
+
+@pytest.mark.parametrize("option", [option for option in FLAGS if option.choices], ids=lambda option: option.name)
+def test_wrong_choice_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str], toy: Path, option: OptionDoc) -> None:
+    assert option.choices is not None
+    for right in option.choices:
+        wrong = right[:-1] + "x"
+        code, _, err = run(capsys, "serve", str(toy), "--" + option.name.replace("_", "-"), wrong)
+        assert code == 2
+        assert err == f"error: {option.name} is {wrong!r}, must be one of {', '.join(option.choices)}; did you mean {right!r}?\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("serve", "--max-num-seqs", "0", "--gpu-memory-utilization", "2"), "max_num_seqs is 0, must be at least 1\nerror: gpu_memory"),
+        (("bench", "throughput", "-e", "replay=bounde"), "must be one of exact, bounded; did you mean 'bounded'?"),
+        (("bench", "ablate", "-e", "dtyp=float32"), "unknown option 'dtyp'; did you mean 'dtype'?"),
+        (("plan", ".", "--gpu", "h20"), "must be one of h100, h200, b200, a100, l40s; did you mean 'h200'?"),
+        (("plan", ".", "--weights", "dens"), "did you mean 'dense'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_values_are_told_before_torch_is_imported(args: tuple[str, ...], words: str) -> None:
+    code = f"import sys\nfrom whalefall.cli.main import main\ntry: main({args!r})\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (2, "False")
+    assert done.stderr.startswith("error: ") and words in done.stderr
 
 
 def test_wrong_sampling_value_is_refused(capsys: pytest.CaptureFixture[str], toy: Path) -> None:

@@ -14,8 +14,9 @@ from whalefall import LLM, EngineConfig
 from whalefall.core.cache_spec import CacheSpec, GrowingField, RingField
 from whalefall.core.errors import ConfigError
 from whalefall.engine.config import describe_options
-from whalefall.engine.facts import DeviceFacts, ModelFacts, WeightFacts, find_device, weight_facts
+from whalefall.engine.facts import DeviceFacts, ModelFacts, WeightFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.resolve import GIB, resolve
+from whalefall.models.definition import WeightKind
 from whalefall.runtime.kvcache.pools import cache_bytes
 
 CPU = DeviceFacts(kind="cpu", name="a desk", total_bytes=32 * GIB, free_bytes=24 * GIB)
@@ -140,6 +141,15 @@ def test_the_memory_table_says_what_is_really_allocated(make_llm: Callable[..., 
     _, blocks, slots, tables, _ = sizes(llm.config.memory_table())
     assert blocks + slots == cache_bytes(worker.cache)
     assert tables == sum(t.numel() * t.element_size() for t in (worker._tables.token_ids, worker._tables.block_ids))
+
+
+def test_the_memory_table_calls_an_estimate_so_and_only_an_estimate() -> None:
+    exact = WeightFootprint(lambda dtype, weights: (WeightKind(name="all", num_bytes=12_345, place="device"),))
+    assert "estimated" in resolve(USER, MODEL, CPU).memory_table()
+    assert "estimated" not in resolve(USER, MODEL, CPU).memory_table(weights_bytes=99)
+    table = resolve(USER, replace(MODEL, weights=exact), CPU).memory_table()
+    assert "estimated" not in table
+    assert sizes(table)[0] == 12_345
 
 
 def test_sizes_of_weights_follow_from_the_headers() -> None:

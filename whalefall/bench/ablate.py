@@ -26,7 +26,7 @@ from whalefall.bench.metrics import summarise
 from whalefall.bench.mixes import FIRST_TOKEN_ID, Lengths, PromptMaker
 from whalefall.bench.openai import Ask
 from whalefall.bench.records import Arrival, Record
-from whalefall.core.errors import ConfigError, WhalefallError
+from whalefall.core.errors import ConfigError, WhalefallError, not_among
 from whalefall.core.sampling import SamplingParams
 from whalefall.core.seams import MonotonicClock
 from whalefall.engine.async_llm import AsyncLLM
@@ -165,7 +165,7 @@ def ablate(
     """
     unknown = [name for name in only if name not in {s.name for s in SWITCHES}]
     if unknown:
-        raise ConfigError(f"no switch is called {unknown[0]!r}; there are {', '.join(s.name for s in SWITCHES)}")
+        raise ConfigError(not_among("only", unknown[0], [s.name for s in SWITCHES]))
 
     def run(variant: Variant, row: Row, number: int) -> ResolvedConfig | None:
         if on_row is not None:
@@ -337,11 +337,6 @@ async def submit(engine: AsyncLLM, ask: Ask, salt: str) -> Record:
         token_ids=tuple(ids),
         label=ask.label,
     )
-
-
-def context_needed(workload: Workload) -> int:
-    """Tokens of the longest request, with a spare block."""
-    return max(workload.shape.max_context, workload.input_len + workload.output_len) + 256
 
 
 def small_shape(*, system: int, turns: int, tool_result: int, answer: int, max_context: int) -> AgentShape:

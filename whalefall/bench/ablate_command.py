@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whalefall.bench.offline_command import EngineOption, InputLen, Model, OutputLen, Seed, machine_facts, to_csv
+from whalefall.bench.offline_command import (
+    ADMISSION_SLACK_TOKENS,
+    EngineOption,
+    InputLen,
+    Model,
+    OutputLen,
+    Seed,
+    engine_config,
+    machine_facts,
+    to_csv,
+)
 from whalefall.bench.picture import Bars, draw_bars
 from whalefall.bench.report import write_files
 
@@ -48,15 +58,12 @@ def ablate_command(
 ) -> None:
     """Switch off one optimisation at a time, then all of them, and report what each is worth."""
     settings = {k: v for k, v in locals().items() if k not in ("out", "as_json")} | {"model": None if model is None else str(model)}
-    from whalefall.bench.ablate import Workload, ablate, context_needed, small_shape
-    from whalefall.bench.offline import engine_options
-    from whalefall.engine.config import EngineConfig
-    from whalefall.engine.embedded import embedded_model_dir
+    longest = max(max_context, input_len + output_len) + ADMISSION_SLACK_TOKENS
+    base = engine_config(model, {"max_model_len": longest, "max_num_seqs": requests}, engine)
+    from whalefall.bench.ablate import Workload, ablate, small_shape
 
     shape = small_shape(system=system, turns=turns, tool_result=tool_result, answer=answer, max_context=max_context)
     workload = Workload(requests=requests, low=low, shape=shape, input_len=input_len, output_len=output_len, seed=seed)
-    chosen = {"model": model or embedded_model_dir(), "max_model_len": context_needed(workload), "max_num_seqs": requests}
-    base = EngineConfig.from_options({**chosen, **engine_options(engine or [])})
     made = ablate(base, workload, rounds=rounds, only=only or (), on_row=_tell)
     first = made.rows[0].config
     facts = machine_facts(first["device"]) | {"model": first["model_name"], "dtype": first["dtype"]}

@@ -24,6 +24,7 @@ from whalefall.bench.offline_command import decode_command, latency_command, thr
 from whalefall.bench.openai import Ask, Endpoint, Target, list_models, send
 from whalefall.bench.records import Record
 from whalefall.bench.report import spread_table, to_csv, to_json, to_picture, to_table, write_files
+from whalefall.core.errors import not_among
 
 READY_TIMEOUT_S = 600
 """How long a server may go on loading before the first request is given up."""
@@ -230,7 +231,7 @@ def _checked(make: Any) -> Any:
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> Any:
     if value not in allowed:
-        raise typer.BadParameter(f"--{option} is {value!r}, may be {' or '.join(allowed)}")
+        raise typer.BadParameter(not_among(f"--{option}", value, allowed))
     return value
 
 

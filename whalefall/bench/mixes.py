@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whalefall.bench.openai import Ask, Endpoint
+from whalefall.core.errors import not_among
 
 _COMMON = (
     "the of and a to in is you that it he was for on are as with his they at be this have from or one had by word but not what all were we "
@@ -78,7 +79,7 @@ def parse_mix(text: str, prompt_len: int | None = None, output_len: int | None =
             if output_len is not None:
                 mix = Mix(mix.name, mix.prompt, Lengths(output_len), mix.prefix)
         else:
-            raise ValueError(f"mix {name!r} is unknown; there are fixed, {', '.join(MIXES)}")
+            raise ValueError(not_among("mix", name, ["fixed", *MIXES]))
         parts.append((mix, float(weight or 1)))
     return parts
 

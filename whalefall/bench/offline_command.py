@@ -10,14 +10,18 @@ import csv
 import io
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from whalefall.bench.metrics import Spread
 from whalefall.bench.report import spread_table
+from whalefall.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from whalefall.engine.config import EngineConfig
 
 ADMISSION_SLACK_TOKENS = 256
 """The scheduler keeps a spare block for each running request before it admits another: without room for it a batch runs in two parts."""
@@ -134,12 +138,26 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
 
 def _load(model: Path | None, options: list[str] | None, max_model_len: int) -> Any:
     """The engine, with room for what will be asked unless the user gave a length."""
+    chosen = engine_config(model, {"max_model_len": max_model_len}, options)
     from whalefall import LLM
+
+    return LLM(**{f.name: getattr(chosen, f.name) for f in fields(chosen)})
+
+
+def engine_config(model: Path | None, defaults: dict[str, Any], options: list[str] | None) -> EngineConfig:
+    """What was asked for with -e, over the defaults of a command.
+
+    Raises:
+        ConfigError: a name or value that no model could make right, before torch is imported.
+    """
     from whalefall.bench.offline import engine_options
+    from whalefall.engine.config import EngineConfig, check_options
     from whalefall.engine.embedded import embedded_model_dir
 
-    chosen = {"max_model_len": max_model_len, **engine_options(options or [])}
-    return LLM(model or embedded_model_dir(), **chosen)
+    config = EngineConfig.from_options({"model": model or embedded_model_dir(), **defaults, **engine_options(options or [])})
+    if problems := check_options(config):
+        raise ConfigError(problems)
+    return config
 
 
 def _echo_spread(title: str, made: Spread | None) -> None:

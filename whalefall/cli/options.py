@@ -15,7 +15,7 @@ from typing import Annotated, Any, Optional, get_type_hints
 import typer
 
 from whalefall.core.errors import ConfigError
-from whalefall.engine.config import EngineConfig, OptionDoc, describe_options
+from whalefall.engine.config import EngineConfig, OptionDoc, check_options, describe_options
 
 _OWN_ARGUMENTS = ("model", "served_model_name")
 """Commands have their own words for these."""
@@ -38,9 +38,16 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def engine_config(model: Path | None, options: Mapping[str, Any], **chosen: Any) -> EngineConfig:
-    """The config for what was typed."""
+    """The config for what was typed.
+
+    Raises:
+        ConfigError: single values that are wrong whatever the model, before any process is started; or the directory.
+    """
     given = {name: value for name, value in options.items() if value is not None}
-    return EngineConfig.from_options({"model": model_dir(model), **given, **chosen})
+    config = EngineConfig.from_options({"model": model_dir(model), **given, **chosen})
+    if problems := check_options(config):
+        raise ConfigError(problems)
+    return config
 
 
 def model_dir(model: Path | None) -> Path:

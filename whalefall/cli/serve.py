@@ -69,9 +69,9 @@ def serve(
     phases = Phases()
     phases.mark("command")
     setup_logging(log_format=log_format)
+    config = engine_config(model, engine_options)
     if model is None:
         print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a large one.", file=sys.stderr)
-    config = engine_config(model, engine_options)
     names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
     listener = _listen(host, port)
     tracer = make_tracer(otlp_traces_endpoint)

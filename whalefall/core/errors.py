@@ -6,7 +6,8 @@ A message names the value, the limit and the way out: "prompt has 9,100 tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 MAX_LISTED_PROBLEMS = 20
 """A report lists this many problems one by one and counts the rest."""
@@ -25,6 +26,13 @@ class ConfigError(WhalefallError):
         listed = self.problems[:MAX_LISTED_PROBLEMS]
         rest = len(self.problems) - len(listed)
         super().__init__("\n".join([*listed, *([f"... and {rest} more problems"] if rest else [])]))
+
+
+def not_among(what: str, value: object, allowed: Iterable[str]) -> str:
+    """The message for a value that is none of a few: what there is, and the nearest of them where one is near."""
+    names = list(allowed)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"{what} is {value!r}, must be one of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 class RequestError(WhalefallError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_type_hints
 
-from whalefall.core.errors import ConfigError
+from whalefall.core.errors import ConfigError, not_among
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +111,34 @@ def describe_options(config_class: type) -> tuple[OptionDoc, ...]:
     return tuple(_describe(f.name, hints[f.name], f.default, docs.get(f.name, "")) for f in fields(config_class))
 
 
-def check_option_types(config: EngineConfig) -> list[str]:
-    """Problems with the bare type or choice of single values; ranges are resolve's."""
+LOWEST = {
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_memory_bytes": 1,
+    "host_cache_bytes": 0,
+    "disk_cache_bytes": 1,
+    "disk_cache_write_bytes_per_s": 1,
+    "max_logprobs": -1,
+    "stats_interval_s": 0,
+}
+
+
+def check_options(config: EngineConfig) -> list[str]:
+    """Problems with single values, whatever model and machine: type, choice, range. A command asks before anything is started."""
+    problems = _wrong_types(config)
+    for name, lowest in LOWEST.items():
+        value = getattr(config, name)
+        if isinstance(value, int | float) and value < lowest:
+            problems.append(f"{name} is {value}, must be at least {lowest}")
+    share = config.gpu_memory_utilization
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        problems.append(f"gpu_memory_utilization is {share}, must be in (0, 1]")
+    return problems
+
+
+def _wrong_types(config: EngineConfig) -> list[str]:
     problems = []
     for option in describe_options(type(config)):
         value = getattr(config, option.name)
@@ -120,7 +146,7 @@ def check_option_types(config: EngineConfig) -> list[str]:
             continue
         if option.choices is not None:
             if value not in option.choices:
-                problems.append(f"{option.name} is {value!r}, must be one of {', '.join(option.choices)}")
+                problems.append(not_among(option.name, value, option.choices))
         elif not _is_a(value, option.kind):
             problems.append(f"{option.name} is {value!r}, must be {_KIND_NAMES[option.kind]}")
     return problems

@@ -30,6 +30,9 @@ class DeviceFacts:
 class WeightSizes(Protocol):
     """Bytes of the weights on the device, once loaded."""
 
+    @property
+    def is_exact(self) -> bool: ...
+
     def packed_bytes(self, dtype: DtypeName) -> int: ...
 
     def dense_bytes(self, dtype: DtypeName) -> int: ...
@@ -46,6 +49,10 @@ class WeightFootprint:
     kinds: Callable[[DtypeName, Literal["packed", "dense"]], tuple[WeightKind, ...]]
     num_expert_ranks: int = 1
     """Ranks that share the routed experts; every other kind is copied to each."""
+
+    @property
+    def is_exact(self) -> bool:
+        return True
 
     def packed_bytes(self, dtype: DtypeName) -> int:
         return self._device_bytes(dtype, "packed")
@@ -71,6 +78,10 @@ class WeightFacts:
     """Quantised tensors with their scales, as stored."""
     quantised_elements: int
     plain_elements: int
+
+    @property
+    def is_exact(self) -> bool:
+        return False
 
     def packed_bytes(self, dtype: DtypeName) -> int:
         return self.quantised_bytes + self.plain_elements * DTYPE_BYTES[dtype]

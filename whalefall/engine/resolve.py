@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.errors import ConfigError
-from whalefall.engine.config import EngineConfig, check_option_types
+from whalefall.engine.config import EngineConfig, check_options
 from whalefall.engine.facts import DeviceFacts, DtypeName, ModelFacts
 from whalefall.engine.kv_events import KvEventsConfig
 from whalefall.runtime.kvcache.tiers.layout import RecordLayout
@@ -67,6 +67,8 @@ class ResolvedConfig:
     history_tokens: int
     weights_bytes: int
     """Of weights on the device: the family's own footprint, or an estimate from the shard headers."""
+    is_weights_exact: bool = False
+    """Whether it is the footprint, which is exact to the byte."""
     mapped_bytes: int = 0
     """Of tables that are read in place from the checkpoint's files, in host memory as far as there is any."""
     memory: WorkerMemory
@@ -79,12 +81,13 @@ class ResolvedConfig:
         """What is allocated at start, adding up to its last line.
 
         Args:
-            weights_bytes: measured after loading; without it the estimate is shown.
+            weights_bytes: measured after loading; without it the footprint or, called so, the estimate is shown.
         """
         m = self.memory
         weights = self.weights_bytes if weights_bytes is None else weights_bytes
+        is_exact = self.is_weights_exact or weights_bytes is not None
         rows = [
-            ("weights", f"{self.weights}, {self.dtype}" + (", estimated" if weights_bytes is None else ""), weights),
+            ("weights", f"{self.weights}, {self.dtype}" + ("" if is_exact else ", estimated"), weights),
             ("cache blocks", f"{m.num_blocks:,} of {self.block_size} tokens, {m.block_bytes:,} bytes each", m.num_blocks * m.block_bytes),
             ("rings and state", f"{m.num_slots:,} requests, {m.slot_bytes:,} bytes each", m.num_slots * m.slot_bytes),
             ("token and block table", f"{m.num_slots:,} x {self.max_model_len:,} tokens", m.table_bytes),
@@ -122,7 +125,7 @@ class _Resolver:
     def __init__(self, user: EngineConfig, model: ModelFacts, device: DeviceFacts | None) -> None:
         self._user = user
         self._model = model
-        self._problems = check_option_types(user)
+        self._problems = check_options(user)
         self._chosen_by: dict[str, str] = {}
         if device is None:
             self._problems.append("device is 'cuda', but this machine has no usable GPU; use --device cpu or auto")
@@ -130,7 +133,7 @@ class _Resolver:
 
     def result(self) -> ResolvedConfig:
         user, model, device = self._user, self._model, self._device
-        self._check_ranges()
+        self._check_length()
         if self._problems or device is None:
             raise ConfigError(self._problems)
         dtype = self._dtype(device)
@@ -190,6 +193,7 @@ class _Resolver:
             vocab_size=model.vocab_size,
             history_tokens=model.history_tokens,
             weights_bytes=weights_bytes,
+            is_weights_exact=model.weights.is_exact,
             mapped_bytes=model.weights.mapped_bytes(),
             memory=memory,
             tiers=tiers,
@@ -200,26 +204,8 @@ class _Resolver:
         self._chosen_by[name] = "user" if wanted is not None else reason
         return otherwise if wanted is None else wanted
 
-    def _check_ranges(self) -> None:
+    def _check_length(self) -> None:
         user = self._user
-        for name, lowest in (
-            ("max_model_len", 2),
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
-            ("block_size", 1),
-            ("kv_cache_memory_bytes", 1),
-            ("host_cache_bytes", 0),
-            ("disk_cache_bytes", 1),
-            ("disk_cache_write_bytes_per_s", 1),
-            ("max_logprobs", -1),
-            ("stats_interval_s", 0),
-        ):
-            value = getattr(user, name)
-            if isinstance(value, int | float) and value < lowest:
-                self._problems.append(f"{name} is {value}, must be at least {lowest}")
-        share = user.gpu_memory_utilization
-        if isinstance(share, int | float) and not 0 < share <= 1:
-            self._problems.append(f"gpu_memory_utilization is {share}, must be in (0, 1]")
         longest = self._model.max_position_embeddings
         if isinstance(user.max_model_len, int) and user.max_model_len > longest:
             self._problems.append(f"max_model_len is {user.max_model_len:,}, the model goes to {longest:,} (max_position_embeddings)")

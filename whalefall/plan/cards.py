@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whalefall.core.errors import ConfigError
+from whalefall.core.errors import ConfigError, not_among
 
 GIB = 1 << 30
 CONTEXT_BYTES = 640 << 20
@@ -38,5 +38,5 @@ def find_card(name: str) -> Card:
     """
     card = CARDS.get(name.lower())
     if card is None:
-        raise ConfigError(f"gpu is {name!r}, must be one of {', '.join(CARDS)}")
+        raise ConfigError(not_among("gpu", name, CARDS))
     return card

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from whalefall.engine.config import EngineConfig
+from whalefall.core.errors import ConfigError
+from whalefall.engine.config import EngineConfig, check_options
 from whalefall.plan.cards import CARDS, find_card
-from whalefall.plan.planner import plan_model
-from whalefall.plan.report import to_dict, to_text
 
 
 def plan(
@@ -32,7 +31,12 @@ def plan(
         "max_num_seqs": max_num_seqs,
         "gpu_memory_utilization": gpu_memory_utilization,
     }
-    card = find_card(gpu)
-    made = plan_model(model, card, count, EngineConfig(model=model, **chosen))
+    card, options = find_card(gpu), EngineConfig(model=model, **chosen)
+    if problems := check_options(options):
+        raise ConfigError(problems)
+    from whalefall.plan.planner import plan_model  # torch comes with it: a wrong flag is told before
+    from whalefall.plan.report import to_dict, to_text
+
+    made = plan_model(model, card, count, options)
     typer.echo(json.dumps(to_dict(made, card), indent=1) if as_json else to_text(made, card))
     raise typer.Exit(0 if made.config is not None else 1)
