@@ -91,3 +91,20 @@ def test_process_serves_drains_and_leaves(tmp_path: Path) -> None:
         assert len(reasons) == 2 and set(reasons) <= {"abort", "length"}
         said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0 and "Whalefall serves toy at http://127.0.0.1:" in said and "Traceback" not in said
+
+
+def test_every_line_of_a_json_log_is_an_object(tmp_path: Path) -> None:
+    model = write_toy_checkpoint(tmp_path / "toy")
+    with serving(model, "--log-format", "json", "--stats-interval-s", "0.01") as (process, client):
+        wait_for(client, "/ready")
+        for _ in range(3):
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 20, "ignore_eos": True}).raise_for_status()
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    lines = [line for line in said.splitlines() if not line.startswith("Whalefall serves ")]  # that one goes to stdout
+    parsed = [json.loads(line) for line in lines]
+    assert all({"time", "level", "logger", "message", "pid"} <= set(line) for line in parsed)
+    requests = [line for line in parsed if "request_id" in line]
+    assert len({line["request_id"] for line in requests}) == 3
+    assert any("tokens/s out" in line["message"] for line in parsed)
+    assert any("draining" in line["message"] for line in parsed)

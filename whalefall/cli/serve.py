@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -15,11 +14,12 @@ from whalefall.cli.options import ModelArgument, engine_config, with_engine_opti
 from whalefall.core.errors import ConfigError
 from whalefall.engine import embedded
 from whalefall.engine.supervisor import RestartPolicy, Supervisor
-from whalefall.observe.log import setup_logging
+from whalefall.observe.log import get_logger, setup_logging
 from whalefall.observe.phases import Phases
 from whalefall.observe.trace import make_tracer
 from whalefall.server.config import ServerConfig
 
+log = get_logger(__name__)
 _PANEL = "Server"
 
 
@@ -71,7 +71,7 @@ def serve(
     setup_logging(log_format=log_format)
     config = engine_config(model, engine_options)
     if model is None:
-        print(f"no model was named: {embedded.NOTICE}. Name a checkpoint directory to serve a large one.", file=sys.stderr)
+        log.warning("no model was named: %s. Name a checkpoint directory to serve a large one.", embedded.NOTICE)
     names = tuple(served_model_name or (Path(config.model).resolve().name if model else embedded.NAME,))
     listener = _listen(host, port)
     tracer = make_tracer(otlp_traces_endpoint)

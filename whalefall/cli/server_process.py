@@ -15,7 +15,6 @@ import gc
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -166,9 +165,7 @@ class ServerProcess:
         if self._draining is not None or self._engine is None:
             self._leave()
             return
-        print(
-            f"draining: {len(self._door.active)} answers under way, up to {self._config.drain_timeout_s:g} s", file=sys.stderr, flush=True
-        )
+        log.info("draining: %d answers under way, up to %g s", len(self._door.active), self._config.drain_timeout_s)
         self._door.is_draining = True
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
