@@ -21,6 +21,7 @@ from whalefall.models.registry import find_definition, read_config
 from whalefall.plan.cards import CARDS, CONTEXT_BYTES, find_card
 from whalefall.plan.planner import model_facts, plan_model
 from whalefall.plan.report import card_rows, to_text
+from whalefall.testing.checkpoint import TINY_CONFIG, write_checkpoint
 from whalefall.testing.toy_checkpoint import write_toy_checkpoint
 
 GOLDENS = Path(__file__).parents[3] / "shared" / "goldens"
@@ -80,6 +81,14 @@ def test_requests_that_fit_never_pass_the_blocks_or_the_slots(released: Path) ->
         assert fit.per_card * blocks + spare_for_the_others <= made.config.num_blocks - 1
         assert fit.in_all == 8 * fit.per_card
     assert [f.context_tokens for f in made.fittings] == [4_096, 32_768, 131_072, 1_048_576]
+
+
+def test_printed_command_names_the_directory_as_it_was_given(tmp_path: Path) -> None:
+    card, folder = CARDS["h200"], tmp_path / "a model"
+    write_checkpoint(folder, TINY_CONFIG)
+    text = to_text(plan_model(folder, card), card)
+    assert f"  whalefall serve '{folder}' --device cuda" in text
+    assert "give the host 0 MB" not in text and "give the host 0 GB" not in text
 
 
 def test_missing_bytes_are_shown_where_it_does_not_fit(released: Path) -> None:

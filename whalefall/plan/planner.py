@@ -45,6 +45,8 @@ class Fitting:
 class Plan:
     model: str
     family: str
+    path: str
+    """The directory, as it was named."""
     source: str
     """What was read: config alone, or shard headers too."""
     card: str
@@ -94,6 +96,7 @@ def plan_model(model_dir: Path, card: Card, num_cards: int = 1, options: EngineC
     return Plan(
         model=facts.name,
         family=definition.name,
+        path=str(model_dir),
         source=_source(model_dir, definition, config),
         card=card.name,
         num_cards=num_cards,
@@ -187,7 +190,7 @@ def _notes(card: Card, num_cards: int, mapped_bytes: int) -> Sequence[str]:
     notes = []
     if mapped_bytes:
         notes.append(
-            f"Engram tables stay in the checkpoint's files and are mapped: give the host {mapped_bytes / 1e9:,.0f} GB of memory "
+            f"Engram tables stay in the checkpoint's files and are mapped: give the host {_size(mapped_bytes)} of memory "
             "beyond its other needs, or rows come from the disk; all cards of a host share one copy"
         )
     if num_cards > 1:
@@ -199,6 +202,10 @@ def _notes(card: Card, num_cards: int, mapped_bytes: int) -> Sequence[str]:
     if not card.is_measured:
         notes.append(f"{card.name} was not measured by this project: its memory is what others report")
     return notes
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.0f} GB" if num_bytes >= 1e9 else f"{-(-num_bytes // 10**6):,} MB"
 
 
 def _flags(config: ResolvedConfig) -> tuple[str, ...]:

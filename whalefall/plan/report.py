@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +30,7 @@ def to_text(plan: Plan, card: Card) -> str:
     lines += ["", *_fit_lines(plan)]
     lines += [f"note: {note}" for note in plan.notes]
     if plan.flags:
-        lines += ["", "to get this:", f"  whalefall serve {plan.model} {' '.join(plan.flags)}"]
+        lines += ["", "to get this:", f"  whalefall serve {shlex.quote(plan.path)} {' '.join(plan.flags)}"]
     return "\n".join(lines)
 
 

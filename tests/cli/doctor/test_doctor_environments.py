@@ -337,5 +337,7 @@ def test_image_is_judged_by_what_is_installed_and_not_by_the_builder(site, machi
 
 
 def test_packages_that_nothing_here_uses_are_said_to_be_idle(site, machine: MakeMachine) -> None:
-    found = row(examine(site.cuda13().wheel("xgrammar", "0.1.25").environment, machine()), "optional packages")
-    assert found.found == "triton 3.6.0 (GPU kernels); not used by this version: xgrammar 0.1.25"
+    made = site.cuda13().wheel("xgrammar", "0.1.25").wheel("opentelemetry-sdk", "1.45.2")
+    found = row(examine(made.environment, machine()), "optional packages")
+    expected = "triton 3.6.0 (GPU kernels), opentelemetry-sdk 1.45.2 (traces of requests); not used by this version: xgrammar 0.1.25"
+    assert found.found == expected

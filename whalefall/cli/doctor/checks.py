@@ -52,13 +52,16 @@ BASE_PACKAGES = {
 }
 """What the server and the command line need on top; the same ranges as in the package's metadata (a test compares them)."""
 
-OPTIONAL_PACKAGES = {"triton": "GPU kernels"}
+OPTIONAL_PACKAGES = {
+    "triton": "GPU kernels",
+    "opentelemetry-sdk": "traces of requests",
+    "fsspec": "disk tier on object stores",
+}
 """What this version uses when it is there."""
 
 KNOWN_PACKAGES = (
     "xgrammar",
     "granian",
-    "opentelemetry-sdk",
     "nixl",
     "nixl-cu12",
     "nixl-cu13",
