@@ -2,8 +2,9 @@
 """The sparse attention on a CPU: tokens that stand together share their keys, so one matrix product replaces many small gathers.
 
 Neighbouring rows of a prompt see almost the same window, and often much the same entries. For a tile of tokens whose lists lie in a narrow
-range of rows, the range is scored as a whole and a count per (token, row) says which of the scores belong to the token's list. Lists that
-lie far apart (decode, long contexts) are gathered per token, window and entries apart, so that no joined copy is made.
+range of rows, the range is scored as a whole and a bias per (token, row), the log of how often the row stands in the token's list, says
+which of the scores count. Lists that lie far apart (decode, long contexts) are gathered per token, window and entries apart, so that no
+joined copy is made. The sink is one more key, of zeros: then a single softmax does all.
 Benchmark: benchmarks/kernels/cpu_attention.py.
 """
 
@@ -29,8 +30,8 @@ class _Part:
     """One list of a tile, ready to score: keys shared by the tile ([U, D]) or each token's own ([t, K, D])."""
 
     kv: Tensor
-    count: Tensor
-    """float32 [t, 1, U or K]: how often each row stands in the token's list."""
+    bias: Tensor
+    """float32 [t, U or K]: added to the scores; the log of how often each row stands in the token's list."""
     is_shared: bool
 
 
@@ -58,7 +59,7 @@ def sparse_mqa_cpu(
     for begin in range(0, q_TND.shape[0], tile):
         rows = slice(begin, begin + tile)
         parts = [_part(kv, index[rows]) for kv, index in lists]
-        out_TND[rows] = _attend(q_TND[rows].float(), parts, sink_N, scale)
+        out_TND[rows] = _attend(q_TND[rows].float() * scale, parts, sink_N)
     return out_TND
 
 
@@ -70,10 +71,10 @@ def _part(kv_MD: Tensor, index_TK: Tensor) -> _Part:
         if 0 < length <= _RANGE_FACTOR * width:
             kv_UD = kv_MD[low : low + length].float()
             # A row that is in nobody's list takes part with weight 0; 0 * NaN would be NaN for everybody.
-            if bool(kv_UD.isfinite().all()):
+            if bool(kv_UD.sum().isfinite()):
                 count = torch.zeros(tokens, length + 1)
                 count.scatter_add_(1, torch.where(index_TK < 0, length, index_TK - low), torch.ones(()).expand(tokens, width))
-                return _Part(kv_UD, count[:, None, :length], is_shared=True)
+                return _Part(kv_UD, count[:, :length].log(), is_shared=True)
     # An absent key borrows a row of the same token's list: it has weight 0, and a token's own rows are as finite as the token itself.
     present = index_TK >= 0
     borrowed = index_TK.amax(1, keepdim=True) if width else index_TK
@@ -81,33 +82,25 @@ def _part(kv_MD: Tensor, index_TK: Tensor) -> _Part:
     kv_TKD = kv_MD.index_select(0, row.clamp_min(0).view(-1)).view(tokens, width, kv_MD.shape[1]).float()
     if width and bool((borrowed < 0).any()):
         kv_TKD = kv_TKD.masked_fill((borrowed < 0)[:, :, None], 0)  # a token with an empty list
-    return _Part(kv_TKD, present.float()[:, None], is_shared=False)
+    return _Part(kv_TKD, present.float().log_(), is_shared=False)
 
 
-def _attend(q_TND: Tensor, parts: list[_Part], sink_N: Tensor, scale: float) -> Tensor:
+def _attend(q_TND: Tensor, parts: list[_Part], sink_N: Tensor) -> Tensor:
+    """q is scaled already."""
     tokens, heads, width = q_TND.shape
-    logits = []
-    for part in parts:
-        if part.is_shared:
-            logit = (q_TND.reshape(-1, width) @ part.kv.T).view(tokens, heads, -1)
-        else:
-            logit = torch.bmm(q_TND, part.kv.transpose(1, 2))
-        logits.append(logit.mul_(scale).masked_fill_(part.count == 0, -torch.inf))
-    top_TN1: Tensor = sink_N[None, :, None].expand(tokens, -1, -1)
-    for logit in logits:
-        if logit.shape[-1]:
-            top_TN1 = torch.maximum(top_TN1, logit.amax(-1, keepdim=True))
-    total_TN1 = torch.exp(sink_N[None, :, None] - top_TN1)
-    for part, logit in zip(parts, logits):
-        logit.sub_(top_TN1).exp_()
-        if part.is_shared:
-            logit.mul_(part.count)
-        total_TN1 = total_TN1 + logit.sum(-1, keepdim=True)
-    out_TND = torch.zeros_like(q_TND)
-    for part, weight in zip(parts, logits):
-        weight.div_(total_TN1)
-        if part.is_shared:
-            out_TND += (weight.view(tokens * heads, -1) @ part.kv).view_as(out_TND)
-        else:
-            out_TND.baddbmm_(weight, part.kv)
+    shared, own = [p for p in parts if p.is_shared], [p for p in parts if not p.is_shared]
+    kv_UD = torch.cat((*(p.kv for p in shared), q_TND.new_zeros(1, width)))  # the last row is the sink's
+    logit_TNU = (q_TND.reshape(-1, width) @ kv_UD.T).view(tokens, heads, -1)
+    begin = 0
+    for part in shared:
+        logit_TNU[..., begin : begin + len(part.kv)] += part.bias[:, None]
+        begin += len(part.kv)
+    logit_TNU[..., -1] = sink_N
+    if not own:
+        return (torch.softmax(logit_TNU, -1).view(tokens * heads, -1) @ kv_UD).view_as(q_TND)
+    logits = [logit_TNU, *(torch.baddbmm(p.bias[:, None], q_TND, p.kv.transpose(1, 2)) for p in own)]
+    weights = torch.softmax(torch.cat(logits, -1), -1).split([logit.shape[-1] for logit in logits], -1)
+    out_TND = (weights[0].reshape(tokens * heads, -1) @ kv_UD).view_as(q_TND)
+    for part, weight in zip(own, weights[1:]):
+        out_TND.baddbmm_(weight, part.kv)
     return out_TND
