@@ -28,7 +28,8 @@ def mixes(
     """
     tokens, streams, _ = streams_TSH.shape
     flat_TF = streams_TSH.flatten(1).float()
-    inv_rms_T1 = torch.rsqrt(flat_TF.square().mean(-1, keepdim=True) + eps)
+    norm_T1 = torch.linalg.vector_norm(flat_TF, dim=-1, keepdim=True)  # unlike a mean of squares it needs no second copy of the streams
+    inv_rms_T1 = torch.rsqrt(norm_T1.square() / flat_TF.shape[1] + eps)
     m_TM = torch.nn.functional.linear(flat_TF, fn_MF) * inv_rms_T1
     pre_TS = torch.sigmoid(m_TM[:, :streams] * scale_3[0] + base_M[:streams]) + hc_eps
     post_TS = 2 * torch.sigmoid(m_TM[:, streams : 2 * streams] * scale_3[1] + base_M[streams : 2 * streams])
@@ -38,12 +39,16 @@ def mixes(
 
 def sinkhorn(logits_TSS: Tensor, hc_eps: float, iterations: int) -> Tensor:
     """Nearly doubly stochastic matrices: softmax over rows, then column and row normalisations in turn, ending with columns."""
-    # Tokens last: sums over four rows or columns then run along memory, many tokens at a time.
-    comb_SST = torch.softmax(logits_TSS.permute(1, 2, 0).contiguous(), dim=1).add_(hc_eps)
-    comb_SST.div_(comb_SST.sum(dim=0, keepdim=True).add_(hc_eps))
+    # Tokens last: sums over four rows or columns then run along memory, many tokens at a time. One more row and one more column hold
+    # hc_eps, so that a sum has it in already.
+    tokens, streams, _ = logits_TSS.shape
+    padded_SST = logits_TSS.new_full((streams + 1, streams + 1, tokens), hc_eps)
+    comb_SST, with_row_SST, with_column_SST = padded_SST[:-1, :-1], padded_SST[:, :-1], padded_SST[:-1]
+    comb_SST.copy_(torch.softmax(logits_TSS.permute(1, 2, 0), dim=1)).add_(hc_eps)
+    comb_SST.div_(with_row_SST.sum(dim=0, keepdim=True))
     for _ in range(iterations - 1):
-        comb_SST.div_(comb_SST.sum(dim=1, keepdim=True).add_(hc_eps))
-        comb_SST.div_(comb_SST.sum(dim=0, keepdim=True).add_(hc_eps))
+        comb_SST.div_(with_column_SST.sum(dim=1, keepdim=True))
+        comb_SST.div_(with_row_SST.sum(dim=0, keepdim=True))
     return comb_SST.permute(2, 0, 1)
 
 
@@ -56,5 +61,5 @@ def collapse(streams_TSH: Tensor, carry_TS: Tensor) -> Tensor:
 @op("mhc.expand", cases=cases.expanded)
 def expand(streams_TSH: Tensor, y_TH: Tensor, post_TS: Tensor, comb_TSS: Tensor) -> Tensor:
     """New streams: R'[b] = post[b] * y + sum over a of comb[a, b] * R[a]. The summed index is comb's first one."""
-    mixed_TSH = torch.bmm(comb_TSS.transpose(1, 2), streams_TSH.float())
-    return torch.addcmul(mixed_TSH, post_TS[:, :, None], y_TH.float()[:, None]).to(streams_TSH.dtype)
+    out_TSH = post_TS[:, :, None] * y_TH.float()[:, None]
+    return out_TSH.baddbmm_(comb_TSS.transpose(1, 2), streams_TSH.float()).to(streams_TSH.dtype)
