@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ForwardBatch: the tensors one forward sees. Made by the batch builder, read by the model.
 
-Tokens of all requests lie end to end (T rows); rows of one request are consecutive positions in order. A step has two row sets: *encoder*
+Tokens of all requests lie end to end (T rows); rows of one request are consecutive positions in order. A decoding request has one row, or
+1 + k with drafts: its latest token, then k guesses, each judged by the logits of the row before it. A step has two row sets: *encoder*
 rows (all of them) and *decoder* rows (decode rows and the tail of each prompt). In exact mode the two are the same object. A model
 without the split uses `encoder` for everything and `decoder_rows_D` is None.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # naming a tensor must not cost the seconds that importing torch takes
     from torch import Tensor
@@ -58,7 +59,7 @@ class ForwardBatch:
     max_context: int
     """Largest entry of context_B (host integer, for tile sizes)."""
     logit_rows_L: Tensor
-    """int64 indexes among the decoder rows of the rows whose logits are wanted."""
+    """int64 indexes among the decoder rows of the rows whose logits are wanted. With drafts, several of one request, in order."""
 
     @property
     def num_requests(self) -> int:
@@ -80,3 +81,47 @@ class CacheTensors:
     block_tokens: int
     snapshots: Mapping[str, Tensor] = field(default_factory=dict)
     """Ring or state -> [num_blocks, ...]: its content where the block ends. Empty unless `replay` is exact with a prefix cache."""
+
+
+class DraftChooser(Protocol):
+    """Draws drafted tokens as a request's own sampler would, from a random stream of its own. Given by the runtime."""
+
+    def __call__(self, logits_RV: Tensor, index: int) -> tuple[Tensor, Tensor | None]:
+        """
+        Args:
+            logits_RV: float32, the drafter's opinion on draft `index` (0-based) of every request.
+        Returns:
+            ids_R: int64. probs_RV: float32, the distribution each was drawn from, after temperature, top-k, top-p and min-p (one-hot for
+            a greedy row); None when nobody needs it. Hand it back in `Drafts.probs_RKV`.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftRequests:
+    """For whom drafts are wanted: R requests that drew a token in this step. Device tensors."""
+
+    slot_R: Tensor
+    """int64 state slots."""
+    position_R: Tensor
+    """int64 position of the latest token (the "golden" one): known, and not yet a row of the model. Rows below it are in the caches."""
+    latest_id_R: Tensor
+    """int64, the token at position_R."""
+    token_ids_SP: Tensor
+    """int32 [slot, position]: every known token; what stands beyond position_R means nothing."""
+    max_position: int
+    """Host integer, at least the largest of position_R."""
+    choose: DraftChooser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafts:
+    """K guesses for each of R requests; draft i is for position_R + 1 + i."""
+
+    ids_RK: Tensor
+    """int64; -1: no guess from here on. A draft behind the first -1 is never looked at."""
+    probs_RKV: Tensor | None = None
+    """float32, what each id was drawn from; None for a deterministic drafter (all of the probability on the id). Needed for rejection
+    sampling; requests that are greedy never look at it."""
+    confidence_RK: Tensor | None = None
+    """float32 in [0, 1], how likely draft i is accepted if those before it were. Entry i may depend on drafts before i alone, not on i."""

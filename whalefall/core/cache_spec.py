@@ -43,6 +43,8 @@ class RingField:
     """At least the window; more to allow rollback. The same for all fields of a group."""
     group: str
     """Fields written by the same rows share a group and one tag tensor [num_slots, rows]."""
+    num_spare_rows: int = 0
+    """How many of the rows are there for drafts that may be refused; the window needs the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +98,8 @@ class CacheSpec:
 
     @property
     def replay_rows(self) -> int:
-        """Rows that must run before a position so that every ring holds what it would: the longest ring's."""
-        return max((f.rows for f in self.rings), default=0)
+        """Rows that must run before a position so that every window is whole: the longest one's."""
+        return max((f.rows - f.num_spare_rows for f in self.rings), default=0)
 
 
 def _product(shape: tuple[int, ...]) -> int:

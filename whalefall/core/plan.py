@@ -3,6 +3,10 @@
 
 The worker owns a token table (slot x position). A plan names ranges of positions, never the ids inside them, except for the known ids of
 a request that is new to the worker. So a plan may be made one step ahead: the id at the last position can still be on the device.
+
+Drafts. A decode step with `num_drafts` k has up to 1 + k rows: the latest token and k guesses that the worker has from the step before. It
+gives 1 to k + 1 tokens. A plan made ahead of such a step's result counts on all of them; by how many that was too many only the device
+knows (`RequestStep.num_unsure`), and the worker moves the rows back by as much.
 """
 
 from __future__ import annotations
@@ -55,6 +59,10 @@ class RequestStep(NamedTuple):
     """Growing caches are not written below this: rows there are replayed over adopted blocks, which are complete and shared."""
     snapshot_block: int = 0
     """Block that keeps a snapshot of the fixed state as it is after this step, which ends where the block ends. 0: none."""
+    num_drafts: int = 0
+    """The last so many rows, at most, are drafts to verify. The worker runs fewer where it has fewer; the step samples then."""
+    num_unsure: int = 0
+    """Drafts of this request in the step that was not committed when this plan was made: `start` is that much too high at most."""
 
 
 class StepPlan(NamedTuple):
@@ -73,11 +81,16 @@ class RequestResult:
     """What a step gave one request; aligned with StepPlan.steps."""
 
     token_ids: tuple[int, ...] = ()
-    """Sampled ids: none for a chunk that does not end the known tokens, else one (more with accepted drafts)."""
+    """Sampled ids: none for a chunk that does not end the known tokens, else the accepted drafts and one more: 1 ... num_drafts + 1."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One per token when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: str | None = None
     """Why this request cannot go on (for example NaN logits); the others are not affected."""
+    num_drafts: int = 0
+    """Drafts that were verified: len(token_ids) - 1 of them were accepted."""
+    confidences: tuple[float, ...] | None = None
+    """Of the drafts that now stand for the request's next step, from drafters that say so; for budgets of later steps only."""
     is_cache_sound: bool = False
     """With a fault: it lies in what was asked of the sampler, so that cached blocks of this request are not under suspicion."""
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from whalefall.core.batch import CacheTensors, DraftRequests, Drafts
+
 if TYPE_CHECKING:  # naming a tensor must not cost the seconds that importing torch takes
     from torch import Tensor
 
@@ -50,3 +52,37 @@ class Clock(Protocol):
 class MonotonicClock:
     def now_s(self) -> float:
         return time.monotonic()
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of requests; the target model then judges all of them in one step.
+
+    In each step, on the step loop's thread and on one stream:
+
+        forward     the model processes rows: real ones, and rows of drafts that may be refused. A drafter with state of its own is fed in
+                    here: the family's `forward` hands it what it needs of every decoder row (hidden states of some layers), and it
+                    keeps that in rings of the same CacheSpec, written with the same row sets
+        sample      one to k + 1 tokens per request are accepted and stand in the token table
+        draft       once, for the requests that drew a token; the drafts are rows of their next step
+
+    Nothing is ever rolled back by a call. Rows of refused drafts are simply overwritten: ring rows carry their absolute position
+    (`layers/window.RingStep`), the next step writes the same positions again before anybody reads them, and a ring has
+    window + BuildContext.max_draft_tokens rows, so that refused rows never push out one that is still seen. `draft` itself leaves no
+    trace in any ring; rows of the draft block live only in its own tensors.
+
+    A drafter may be wrong as often as it likes: tokens, log-probabilities and caches are those of the target model alone. It must not
+    read anything of a request beyond `position_R`, and row r of its answer must depend on nothing but row r.
+    """
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest k it can do (of a trained block: its length)."""
+        ...
+
+    def draft(self, requests: DraftRequests, cache: CacheTensors, k: int) -> Drafts:
+        """Up to k tokens to follow each request's latest one.
+
+        Args:
+            k: 1 <= k <= max_draft_tokens, the same in every call of a run unless the engine adapts it.
+        """
+        ...

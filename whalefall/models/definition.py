@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from whalefall.core.batch import CacheTensors, ForwardBatch
 from whalefall.core.cache_spec import CacheSpec
-from whalefall.core.seams import Comm
+from whalefall.core.seams import Comm, Drafter
 from whalefall.weights.spec import WeightMap
 
 if TYPE_CHECKING:  # a checkpoint is judged without torch: only building and running need it
@@ -66,6 +66,10 @@ class BuildContext:
     comm: Comm
     model_dir: Path
     """For tables that the family derives from the tokenizer."""
+    max_draft_tokens: int = 0
+    """Most drafts that one step verifies per request; rings have so many rows beyond their window. 0: no speculation."""
+    uses_own_drafter: bool = False
+    """Build the family's own drafter too, with its weights and rings (BuiltModel.drafter)."""
 
 
 class Model(Protocol):
@@ -112,6 +116,8 @@ class ModelDefinition:
     """A model with empty parameters, and where each checkpoint tensor goes."""
     chat_format: Literal["deepseek_v4", "deepseek_v41", "none"]
     """Which protocol encoding the door uses."""
+    own_drafter: Callable[[Any], tuple[str, int] | None] | None = None
+    """config -> (name of the drafter that this checkpoint brings, most tokens it drafts), or None when it brings none."""
     footprint: Callable[[Any, BuildContext], tuple[WeightKind, ...]] | None = None
     """(config, context) -> bytes of the weights once loaded, to the byte; without it they are estimated from the shard headers."""
 
@@ -132,3 +138,5 @@ class WeightSink(Protocol):
 class BuiltModel:
     model: Model
     sink: WeightSink
+    drafter: Drafter | None = None
+    """The family's own, fed by the model's forward; made when BuildContext.uses_own_drafter."""

@@ -51,13 +51,19 @@ def cache_spec(config: DeepseekV41Config, context: BuildContext, block_tokens: i
         growing.append(GrowingField(name=index_field(layer), width=config.index_head_dim, dtype=dtype, tokens_per_entry=ratio))
         if ratio > 1:
             # Value and gate of the open group's tokens, float32 as they are pooled.
-            rings.append(
-                RingField(name=pending_field(layer), width=2 * config.head_dim, dtype="float32", rows=ratio, group=pending_group(ratio))
-            )
+            rings.append(_ring(pending_field(layer), 2 * config.head_dim, "float32", ratio, pending_group(ratio), context))
     for layer in range(config.num_hidden_layers):
         group = window_group(config, layer)
-        rings.append(RingField(name=window_field(layer), width=config.head_dim, dtype=dtype, rows=config.sliding_window, group=group))
+        rings.append(_ring(window_field(layer), config.head_dim, dtype, config.sliding_window, group, context))
     return CacheSpec(block_tokens=block_tokens, growing=tuple(growing), rings=tuple(rings))
+
+
+def _ring(name: str, width: int, dtype: str, window: int, group: str, context: BuildContext) -> RingField:
+    """A step writes 1 + k rows at positions s ... s + k, of which its first query sees s - window + 1 ... s; refused, the next step begins
+    at s + 1 or later. With window + k rows the newest row written takes the place of s - window, which nobody sees any more.
+    """
+    spare = context.max_draft_tokens
+    return RingField(name=name, width=width, dtype=dtype, rows=window + spare, group=group, num_spare_rows=spare)
 
 
 def is_rounded(context: BuildContext) -> bool:
