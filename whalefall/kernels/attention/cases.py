@@ -46,6 +46,7 @@ def _pool(rows: int, d: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def _index(t: int, k: int, rows: int, seed: int) -> Tensor:
-    """About a third absent, never row 0 or the last one; repeated rows count twice."""
-    index = integers(t, k, low=1, high=rows - 1, seed=seed)
+    """About a third absent, or more where rows are few; never row 0 or the last one, and no row twice."""
+    order = normal(t, rows - 2, seed=seed).argsort(1) + 1
+    index = torch.cat((order, torch.full((t, max(0, k - order.shape[1])), -1)), dim=1)[:, :k]
     return torch.where(integers(t, k, low=0, high=3, seed=seed + 1) == 0, -1, index)

@@ -2,9 +2,9 @@
 """The sparse attention on a CPU: tokens that stand together share their keys, so one matrix product replaces many small gathers.
 
 Neighbouring rows of a prompt see almost the same window, and often much the same entries. For a tile of tokens whose lists lie in a narrow
-range of rows, the range is scored as a whole and a bias per (token, row), the log of how often the row stands in the token's list, says
-which of the scores count. Lists that lie far apart (decode, long contexts) are gathered per token, window and entries apart, so that no
-joined copy is made. The sink is one more key, of zeros: then a single softmax does all.
+range of rows, the range is scored as a whole and a bias per (token, row), 0 or minus infinity, says which of the scores count. Lists that
+lie far apart (decode, long contexts) are copied per token, window and entries apart, so that no joined copy is made: as one run of rows
+where a list is a run (a ring in decode), else row by row. The sink is one more key, of zeros: then a single softmax does all.
 Benchmark: benchmarks/kernels/cpu_attention.py.
 """
 
@@ -23,6 +23,8 @@ _TILE_BYTES = 8 << 20
 """Gathered keys of one tile; stays near a core's cache."""
 _RANGE_FACTOR = 4
 """A range this many times longer than a list is still scored faster than the list is gathered."""
+_SPAN_FACTOR = 2
+"""A token's own range this many times longer than its list is still copied faster as one run than row by row."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class _Part:
 
     kv: Tensor
     bias: Tensor
-    """float32 [t, U or K]: added to the scores; the log of how often each row stands in the token's list."""
+    """float32 [t, U or K]: added to the scores; 0 where the row stands in the token's list, -inf elsewhere."""
     is_shared: bool
 
 
@@ -66,15 +68,21 @@ def sparse_mqa_cpu(
 def _part(kv_MD: Tensor, index_TK: Tensor) -> _Part:
     tokens, width = index_TK.shape
     if tokens > 1:
-        low = int(torch.where(index_TK < 0, kv_MD.shape[0], index_TK).min())
-        length = int(index_TK.max()) + 1 - low
+        first_T = torch.where(index_TK < 0, kv_MD.shape[0], index_TK).amin(1)
+        last_T = index_TK.amax(1)
+        low, span = int(first_T.min()), int((last_T - first_T).max()) + 1
+        length = int(last_T.max()) + 1 - low
         if 0 < length <= _RANGE_FACTOR * width:
             kv_UD = kv_MD[low : low + length].float()
             # A row that is in nobody's list takes part with weight 0; 0 * NaN would be NaN for everybody.
-            if bool(kv_UD.sum().isfinite()):
-                count = torch.zeros(tokens, length + 1)
-                count.scatter_add_(1, torch.where(index_TK < 0, length, index_TK - low), torch.ones(()).expand(tokens, width))
-                return _Part(kv_UD, count[:, :length].log(), is_shared=True)
+            if _is_finite(kv_UD):
+                return _Part(kv_UD, _bias(index_TK - low, length), is_shared=True)
+        if 0 < span <= _SPAN_FACTOR * width and span <= kv_MD.shape[0] and kv_MD.is_contiguous():
+            begin_T = first_T.clamp(0, kv_MD.shape[0] - span)
+            runs = kv_MD.as_strided((kv_MD.shape[0] - span + 1, span * kv_MD.shape[1]), (kv_MD.shape[1], 1))
+            kv_TKD = runs.index_select(0, begin_T).view(tokens, span, kv_MD.shape[1]).float()
+            if _is_finite(kv_TKD):
+                return _Part(kv_TKD, _bias(index_TK - begin_T[:, None], span), is_shared=False)
     # An absent key borrows a row of the same token's list: it has weight 0, and a token's own rows are as finite as the token itself.
     present = index_TK >= 0
     borrowed = index_TK.amax(1, keepdim=True) if width else index_TK
@@ -83,6 +91,16 @@ def _part(kv_MD: Tensor, index_TK: Tensor) -> _Part:
     if width and bool((borrowed < 0).any()):
         kv_TKD = kv_TKD.masked_fill((borrowed < 0)[:, :, None], 0)  # a token with an empty list
     return _Part(kv_TKD, present.float().log_(), is_shared=False)
+
+
+def _bias(offset_TK: Tensor, length: int) -> Tensor:
+    """float32 [T, length]: 0 where the row stands in the token's list, -inf elsewhere; a negative offset is an absent key."""
+    bias_TU = torch.full((offset_TK.shape[0], length + 1), -torch.inf)
+    return bias_TU.scatter_(1, torch.where(offset_TK < 0, length, offset_TK), 0.0)[:, :length]
+
+
+def _is_finite(rows: Tensor) -> bool:
+    return bool(rows.sum().isfinite())
 
 
 def _attend(q_TND: Tensor, parts: list[_Part], sink_N: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def sparse_mqa(
     """Attention of each token over its own list of rows; key and value are the same row.
 
     Args:
-        window_kv_MD: rows that window_index_TW (int64, -1 = absent) points into.
+        window_kv_MD: rows that window_index_TW (int64, -1 = absent) points into; the rows of one token's list are distinct.
         main_kv_CD, main_index_TK: the same for compressed entries; None in layers without them.
         sink_N: float32 logit per head that takes part in the softmax and has no value; not scaled.
         scale: multiplies q . k.

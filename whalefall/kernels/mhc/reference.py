@@ -55,11 +55,13 @@ def sinkhorn(logits_TSS: Tensor, hc_eps: float, iterations: int) -> Tensor:
 @op("mhc.collapse", cases=cases.collapsed)
 def collapse(streams_TSH: Tensor, carry_TS: Tensor) -> Tensor:
     """The sublayer's input: sum over streams of carry times stream, rounded once to the streams' dtype."""
-    return torch.bmm(carry_TS[:, None], streams_TSH.float()).squeeze(1).to(streams_TSH.dtype)
+    return torch.bmm(carry_TS[:, None], streams_TSH.float().contiguous()).squeeze(1).to(streams_TSH.dtype)
 
 
 @op("mhc.expand", cases=cases.expanded)
 def expand(streams_TSH: Tensor, y_TH: Tensor, post_TS: Tensor, comb_TSS: Tensor) -> Tensor:
     """New streams: R'[b] = post[b] * y + sum over a of comb[a, b] * R[a]. The summed index is comb's first one."""
     out_TSH = post_TS[:, :, None] * y_TH.float()[:, None]
-    return out_TSH.baddbmm_(comb_TSS.transpose(1, 2), streams_TSH.float()).to(streams_TSH.dtype)
+    # Over any other layout the batched product of a CPU runs one small product per token.
+    comb_TSS, streams32_TSH = comb_TSS.contiguous(), streams_TSH.float().contiguous()
+    return out_TSH.baddbmm_(comb_TSS.transpose(1, 2), streams32_TSH).to(streams_TSH.dtype)
