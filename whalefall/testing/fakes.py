@@ -97,6 +97,10 @@ class _Slot:
     rings: _Rings = field(default_factory=lambda: ({}, {}))
     fault: str | None = None
     """Set once; a step that was launched before the fault was known gets it again."""
+    num_refused: int = 0
+    """Drafts planned and not accepted in the latest step: rows of a next step planned ahead of that begin earlier by so many."""
+    num_guessed: int = 0
+    """End of the positions that steps with drafts have written: their cells may be written again."""
 
 
 class FakeWorker:
@@ -106,11 +110,24 @@ class FakeWorker:
         block_tokens: as the CacheManager's.
         window: rows of a ring; 0 for a model without.
         fault_at: request id -> position; the step whose rows reach it ends with a fault of this request.
+        num_spare_rows: of a ring, beyond the window: the most drafts that a step may verify.
+        draft_skill: how many of 8 drafts are right; some steps have fewer drafts than were planned, or none.
     """
 
-    def __init__(self, *, block_tokens: int, window: int = 0, vocab_size: int = 64, fault_at: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        block_tokens: int,
+        window: int = 0,
+        vocab_size: int = 64,
+        fault_at: Mapping[str, int] | None = None,
+        num_spare_rows: int = 0,
+        draft_skill: int = 5,
+    ) -> None:
         self.block_tokens = block_tokens
         self.window = window
+        self.ring_rows = window + num_spare_rows
+        self.draft_skill = draft_skill
         self.num_rows = 0
         """Rows run so far."""
         self.vocab_size = vocab_size
@@ -180,35 +197,65 @@ class FakeWorker:
         return StepResult(step_id=handle.plan.step_id, results=results)
 
     def _run_request(self, step: RequestStep, slot: _Slot) -> RequestResult:
-        name, end = step.request_id, step.start + step.num_tokens
+        name = step.request_id
         if slot.fault is not None:
             return RequestResult(fault=slot.fault)
-        assert step.start == slot.num_computed, f"{name}: rows start at {step.start}, but {slot.num_computed} are computed"
+        start = step.start - slot.num_refused if step.num_unsure else step.start
+        assert start == slot.num_computed, f"{name}: rows start at {start}, but {slot.num_computed} are computed"
         starts = (step.window_start, step.decoder_start, step.write_start)
         assert slot.starts in (None, starts), f"{name}: window_start, decoder_start or write_start moved"
         if slot.starts is None and slot.new.restore_block:
             self._restore(slot)
         slot.starts = starts
-        for position in range(step.start, end):
+        end = start + step.num_tokens - step.num_drafts
+        for position in range(start, end):
             self._run_row(step, slot, position)
-        self.num_rows += step.num_tokens
+        drafts = self._draft(slot, end, step.num_drafts)
+        for position in range(end, end + len(drafts)):
+            slot.token_ids[position] = drafts[position - end]
+            self._run_row(step, slot, position)
+        self.num_rows += end - start + len(drafts)
         slot.num_computed = end
         if step.snapshot_block:
             assert slot.block_ids[end // self.block_tokens - 1] == step.snapshot_block and end % self.block_tokens == 0
             encoder, decoder = slot.rings
             self._snapshots[step.snapshot_block] = (end, (dict(encoder), dict(decoder)))
         fault_at = self.fault_at.get(name)
-        if fault_at is not None and step.start <= fault_at < end:
+        if fault_at is not None and start <= fault_at < end:
             slot.fault = f"non-finite logits at position {fault_at}"
             return RequestResult(fault=slot.fault)
         history = [self._read(slot, position, name) for position in range(end)]
         token_ids: tuple[int, ...] = ()
         if step.samples:
             assert end - 1 >= step.decoder_start, f"{name}: the row that samples is no decoder row"
-            new = slot.new
-            slot.token_ids[end] = next_token(history, new.num_prompt_tokens, new.sampling, new.eos_token_ids, self.vocab_size)
-            token_ids = (slot.token_ids[end],)
-        return RequestResult(token_ids=token_ids, prompt_logprobs=self._score(step, slot, end) if step.wants_prompt_logprobs else None)
+            token_ids = self._verify(slot, history, drafts)
+            slot.token_ids.update(enumerate(token_ids, end))
+            slot.num_computed = end + len(token_ids) - 1
+            slot.num_refused = step.num_drafts + 1 - len(token_ids)
+        scores = self._score(step, slot, end) if step.wants_prompt_logprobs else None
+        return RequestResult(token_ids=token_ids, prompt_logprobs=scores, num_drafts=len(drafts))
+
+    def _draft(self, slot: _Slot, end: int, num_wanted: int) -> list[int]:
+        """Guesses for the positions from `end` on, as good as `draft_skill`; never more than wanted, by chance fewer."""
+        history = [slot.token_ids[position] for position in range(end)]
+        luck = _checksum(history, 77)
+        drafts: list[int] = []
+        for i in range(num_wanted if luck % 4 else luck // 4 % (num_wanted + 1)):
+            token_id = self._next(slot, [*history, *drafts])
+            drafts.append(token_id if luck // 32 // 8**i % 8 < self.draft_skill else (token_id + 1) % self.vocab_size)
+        return drafts
+
+    def _verify(self, slot: _Slot, history: Sequence[int], drafts: Sequence[int]) -> tuple[int, ...]:
+        token_ids = [self._next(slot, history)]
+        for draft in drafts:
+            if draft != token_ids[-1]:
+                break
+            token_ids.append(self._next(slot, [*history, *token_ids]))
+        return tuple(token_ids)
+
+    def _next(self, slot: _Slot, history: Sequence[int]) -> int:
+        new = slot.new
+        return next_token(history, new.num_prompt_tokens, new.sampling, new.eos_token_ids, self.vocab_size)
 
     def _run_row(self, step: RequestStep, slot: _Slot, position: int) -> None:
         name, cell = step.request_id, self._cell(slot, position)
@@ -217,14 +264,16 @@ class FakeWorker:
         if position < step.write_start:
             assert self._cells[cell] == entry, f"{name}: the adopted cell of position {position} holds {self._cells[cell]}"
         else:
-            assert cell not in self._cells, f"{name}: the cell of position {position} is written twice"
+            assert cell not in self._cells or position < slot.num_guessed, f"{name}: the cell of position {position} is written twice"
             self._cells[cell] = entry
+        if step.num_drafts:
+            slot.num_guessed = max(slot.num_guessed, position + 1)
         for ring, lowest in zip(slot.rings, (step.window_start, step.decoder_start)):
             if not self.window or position < lowest:
                 continue
-            ring[position % self.window] = entry
+            ring[position % self.ring_rows] = entry
             for seen in range(max(lowest, position - self.window + 1), position + 1):
-                held = ring.get(seen % self.window)
+                held = ring.get(seen % self.ring_rows)
                 assert held == (seen, slot.token_ids[seen]), f"{name}: the window of {position} finds {held} for position {seen}"
 
     def _restore(self, slot: _Slot) -> None:

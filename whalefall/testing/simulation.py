@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from whalefall.core.plan import StepPlan
+from whalefall.core.plan import StepPlan, StepResult
 from whalefall.core.request import EngineRequest, FinishReason, RequestUpdate, TokenLogprobs
 from whalefall.runtime.scheduler.policy import max_total_tokens
 from whalefall.runtime.scheduler.scheduler import Scheduler
@@ -49,6 +49,9 @@ class Simulation:
         self.outcomes: dict[str, Outcome] = {}
         self.plans: list[StepPlan] = []
         self.num_turns = 0
+        self.num_drafts = 0
+        """Verified so far; of them accepted:"""
+        self.num_accepted = 0
         self._live: dict[str, Outcome] = {}
         self._has_launched = False
         self._pending: list[tuple[StepPlan, FakeStepHandle]] = []
@@ -98,7 +101,9 @@ class Simulation:
         num_kept = 1 if self.one_step_ahead and self._has_launched else 0
         while len(self._pending) > num_kept:
             plan, handle = self._pending.pop(0)
-            self._take(self.scheduler.commit(plan, handle.wait(), self.clock.now_s()))
+            result = handle.wait()
+            self._note_refused(plan, result)
+            self._take(self.scheduler.commit(plan, result, self.clock.now_s()))
         self._submit_moves()
         self.scheduler.cache.check()
         if self.scheduler.tiers is not None:
@@ -135,6 +140,15 @@ class Simulation:
                 del self._live[update.request_id]
                 self._rows.pop(update.request_id, None)
 
+    def _note_refused(self, plan: StepPlan, result: StepResult) -> None:
+        """The next plan begins earlier by what this step's drafts did not give; unless the request has left, or was preempted since."""
+        for step, gave in zip(plan.steps, result.results, strict=True):
+            rows = self._rows.get(step.request_id)
+            if step.num_drafts and rows is not None and not gave.fault:
+                self.num_drafts += gave.num_drafts
+                self.num_accepted += len(gave.token_ids) - 1
+                self._rows[step.request_id] = (rows[0] - step.num_drafts - 1 + len(gave.token_ids), *rows[1:])
+
     def _check_plan(self, plan: StepPlan) -> None:
         config = self.scheduler.config
         names = [step.request_id for step in plan.steps]
@@ -153,6 +167,7 @@ class Simulation:
             assert step.num_tokens > 0 and step.start == next_row, f"{step.request_id}: rows {step.start} follow {next_row}"
             assert (step.window_start, step.decoder_start) == (window_start, decoder_start)
             assert end <= max_total and not (step.samples and end == max_total), f"{step.request_id}: planned past its end"
+            assert step.num_drafts <= config.num_drafts and (step.samples or not step.num_drafts)
             self._rows[step.request_id] = (end, window_start, decoder_start)
 
     def _decoder_start(self, request: EngineRequest, num_known: int, window_start: int) -> int:

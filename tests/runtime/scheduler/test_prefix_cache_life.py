@@ -31,6 +31,7 @@ class Setting:
     decoder_window: int | None = 6
     max_model_len: int = 64
     one_step_ahead: bool = True
+    num_drafts: int = 0
     min_evictions: int = 0
     min_preemptions: int = 0
 
@@ -44,10 +45,11 @@ class Setting:
             prefix_caching=prefix_caching,
             replay_rows=self.window,
             has_fixed_state=self.window > 0,
+            num_drafts=self.num_drafts,
         )
         cache = CacheManager(self.num_blocks, BLOCK_TOKENS, self.max_num_seqs + 1)
         cache.events = []
-        worker = FakeWorker(block_tokens=BLOCK_TOKENS, vocab_size=VOCAB_SIZE, window=self.window)
+        worker = FakeWorker(block_tokens=BLOCK_TOKENS, vocab_size=VOCAB_SIZE, window=self.window, num_spare_rows=self.num_drafts)
         return Simulation(Scheduler(config, cache, trace=trace), worker, one_step_ahead=self.one_step_ahead)
 
     @property
@@ -126,6 +128,10 @@ SETTINGS = [
     Setting(num_blocks=60, max_num_seqs=8, max_num_batched_tokens=64, replay="exact", one_step_ahead=False, min_evictions=100),
     Setting(num_blocks=17, max_num_seqs=6, max_num_batched_tokens=3, replay="exact", window=9, min_evictions=50, min_preemptions=3),
     Setting(num_blocks=17, max_num_seqs=6, max_num_batched_tokens=30, replay="exact", window=0, decoder_window=None, min_evictions=50),
+    Setting(num_blocks=60, max_num_seqs=8, max_num_batched_tokens=40, num_drafts=3, min_evictions=50),
+    Setting(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, num_drafts=5, min_evictions=50, one_step_ahead=False),
+    Setting(num_blocks=60, max_num_seqs=8, max_num_batched_tokens=64, replay="exact", num_drafts=4, min_evictions=50),
+    Setting(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, replay="exact", num_drafts=2, min_evictions=50, one_step_ahead=False),
 ]
 
 
@@ -141,9 +147,10 @@ def test_random_lives_with_hits_keep_every_invariant(seed: int, setting: Setting
         assert outcome.token_ids == list(token_ids if is_whole else token_ids[: len(outcome.token_ids)])
         assert outcome.finish_reason is reason or not is_whole
     counters = simulation.scheduler.cache.counters
-    assert counters.hit_tokens >= 30 and counters.num_resets > 0
+    assert counters.hit_tokens >= 30 and (counters.num_resets > 0 or setting.num_drafts)
     assert counters.evicted_blocks >= setting.min_evictions
     assert simulation.scheduler.num_preemptions >= setting.min_preemptions
+    assert (simulation.num_accepted > 0) == (setting.num_drafts > 0)
     assert (counters.replayed_tokens > 0) == (setting.replay == "bounded" and setting.window > 0)
 
 

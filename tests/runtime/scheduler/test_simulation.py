@@ -17,6 +17,8 @@ from whalefall.testing.simulation import Outcome, Simulation
 
 BLOCK_TOKENS = 4
 VOCAB_SIZE = 160
+NUM_TURNS = 1_250
+"""Of one life; ten thousand in all the settings without drafts."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Setting:
     max_model_len: int = 60
     decoder_window: int | None = 8
     one_step_ahead: bool = True
+    num_drafts: int = 0
     min_preemptions: int = 0
     """A pool this small must come under pressure, or the test shows nothing."""
 
@@ -39,6 +42,7 @@ class Setting:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             decoder_window=self.decoder_window,
+            num_drafts=self.num_drafts,
         )
         scheduler = Scheduler(config, CacheManager(self.num_blocks, BLOCK_TOKENS, self.num_slots), trace=trace)
         return Simulation(scheduler, FakeWorker(block_tokens=BLOCK_TOKENS, vocab_size=VOCAB_SIZE), one_step_ahead=self.one_step_ahead)
@@ -103,6 +107,10 @@ SETTINGS = [
     Setting(num_blocks=11, num_slots=4, max_num_seqs=4, max_num_batched_tokens=1),
     Setting(num_blocks=11, num_slots=1, max_num_seqs=1, max_num_batched_tokens=100, one_step_ahead=False),
     Setting(num_blocks=17, num_slots=20, max_num_seqs=20, max_num_batched_tokens=128, min_preemptions=20),
+    Setting(num_blocks=400, num_slots=16, max_num_seqs=16, max_num_batched_tokens=64, num_drafts=3),
+    Setting(num_blocks=16, num_slots=9, max_num_seqs=8, max_num_batched_tokens=24, num_drafts=5, min_preemptions=20),
+    Setting(num_blocks=16, num_slots=9, max_num_seqs=8, max_num_batched_tokens=24, num_drafts=2, one_step_ahead=False, min_preemptions=20),
+    Setting(num_blocks=11, num_slots=3, max_num_seqs=6, max_num_batched_tokens=5, num_drafts=7, decoder_window=3),
 ]
 
 
@@ -111,7 +119,7 @@ def test_random_lives_keep_every_invariant(seed: int, setting: Setting) -> None:
     rng = random.Random(seed)
     simulation = setting.simulation()
 
-    aborted = live(simulation, rng, num_turns=10_000 // len(SETTINGS), longest=36)
+    aborted = live(simulation, rng, num_turns=NUM_TURNS, longest=36)
 
     max_context = min(setting.max_model_len, (setting.num_blocks - 1) * BLOCK_TOKENS + 1)
     for outcome in simulation.outcomes.values():
@@ -121,7 +129,9 @@ def test_random_lives_keep_every_invariant(seed: int, setting: Setting) -> None:
     assert all(simulation.worker.fault_at[name] >= 0 for name, reason in reasons.items() if reason is FinishReason.ERROR)
     assert set(reasons.values()) >= {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR}
     assert simulation.scheduler.num_preemptions >= setting.min_preemptions
-    assert simulation.num_turns >= 10_000 // len(SETTINGS)
+    if setting.num_drafts:
+        assert 0 < simulation.num_accepted < simulation.num_drafts
+    assert simulation.num_turns >= NUM_TURNS
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

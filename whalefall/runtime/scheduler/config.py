@@ -28,6 +28,8 @@ class SchedulerConfig:
     """CacheSpec.replay_rows: rows that refill every ring of the model."""
     has_fixed_state: bool = False
     """Whether the model keeps rings or states: something that blocks alone do not restore."""
+    num_drafts: int = 0
+    """Drafts to verify per decoding request and step, at most; 0: no speculation."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -39,6 +41,8 @@ class SchedulerConfig:
             problems.append(f"max_num_batched_tokens is {self.max_num_batched_tokens}, must be at least 1")
         if self.replay not in ("exact", "bounded"):
             problems.append(f"replay is {self.replay!r}, must be 'exact' or 'bounded'")
+        if self.num_drafts < 0:
+            problems.append(f"num_drafts is {self.num_drafts}, must be at least 0")
         if self.replay_rows < 0:
             problems.append(f"replay_rows is {self.replay_rows}, must be at least 0")
         if self.decoder_window is not None and self.decoder_window < 1:

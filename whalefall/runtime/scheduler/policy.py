@@ -87,6 +87,28 @@ def decoder_start(state: RequestState, config: SchedulerConfig) -> int:
     return max(state.window_start, len(state.token_ids) - config.decoder_window)
 
 
+def max_drafts(state: RequestState, config: SchedulerConfig, block_tokens: int) -> int:
+    """Drafts that a decode row of this request may be followed by.
+
+    The step gives up to one token more than drafts, and none may lie beyond the limit. Where snapshots are taken, the row right before a
+    block border runs in a step of its own: the state that is kept there must be what that row leaves, whatever is refused.
+    """
+    if not config.num_drafts or not state.has_drafts or not state.request.use_drafts:
+        return 0
+    limit = min(config.num_drafts, state.max_total - state.num_expected - 1)
+    if config.takes_snapshots:
+        limit = min(limit, block_tokens - state.num_scheduled % block_tokens - 2)
+    return max(0, limit)
+
+
+def must_wait_for_commit(state: RequestState, num_drafts: int, config: SchedulerConfig, block_tokens: int) -> bool:
+    """Whether a decode step cannot be planned before it is known how many drafts in flight were accepted: a snapshot is due in between."""
+    if not (config.takes_snapshots and state.num_unsure):
+        return False
+    end = state.num_scheduled + 1 + num_drafts
+    return (state.num_scheduled - state.num_unsure) // block_tokens != end // block_tokens
+
+
 def is_above_watermark(num_wanted: int, num_running: int, cache: CacheManager) -> bool:
     """Whether taking `num_wanted` blocks leaves one free block for each request that runs already.
 

@@ -11,6 +11,9 @@ of that token is planned by position, its id never leaves the device. What may g
 * The request was preempted meanwhile. Its token in flight still counts: it is appended at commit, while the request waits, and is among the
   known ids when the request returns. Nothing is drawn twice. Its blocks too become free only when its last launched step is done; until
   then the request that needed them sits out.
+* Drafts of the step in flight were refused. Plans count on every one of them (`num_scheduled`, `num_expected` are upper bounds by at most
+  `num_unsure`); the worker moves the rows of the next step back by as many as were refused, and commit lowers the counts. Only the cut is
+  conservative: a request whose upper bound has reached its limit waits until it is known how far it really came.
 
 Prompt log-probabilities after a preemption: rows run again, but `next_prompt_logprob` remembers how far delivery went. A step that covers
 only delivered positions does not ask for them; of a step across the border, commit drops the delivered prefix.
@@ -143,14 +146,14 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None: nothing can run before the plan in flight is committed, or a move reported, or there is no work."""
         assert len(self._in_flight) < MAX_IN_FLIGHT, "plan called again before the commit of the last plan but one"
-        draft = _Draft(self._next_step_id, self.config.max_num_batched_tokens)
-        self._plan_running(draft)
+        making = _Making(self._next_step_id, self.config.max_num_batched_tokens)
+        self._plan_running(making)
         self._prefetch(now_s)
-        self._admit(draft, now_s)
+        self._admit(making, now_s)
         plan = None
-        if draft.steps:
-            plan = StepPlan(draft.step_id, tuple(draft.new_requests), tuple(draft.steps))
-            self._in_flight.append(_Launched(plan, draft.states, now_s))
+        if making.steps:
+            plan = StepPlan(making.step_id, tuple(making.new_requests), tuple(making.steps))
+            self._in_flight.append(_Launched(plan, making.states, now_s))
             self._next_step_id += 1
         if self._trace is not None:
             self._trace.plan(plan, now_s)
@@ -181,10 +184,12 @@ class Scheduler:
 
     # Planning: rows for those who run, oldest first, decodes before longer stretches; then entry for those who wait.
 
-    def _plan_running(self, draft: _Draft) -> None:
+    def _plan_running(self, making: _Making) -> None:
         stretches = []
-        for state in self._running.snapshot():
-            if draft.budget == 0:
+        running = self._running.snapshot()
+        making.spare = max(0, making.budget - len(running))
+        for state in running:
+            if making.budget == 0:
                 return
             if state.phase is not Phase.RUNNING:
                 continue  # an older one took its blocks in this very plan
@@ -192,15 +197,29 @@ class Scheduler:
             if num_rows > 1:
                 stretches.append((state, num_rows))
             elif num_rows == 1:
-                reservation = state.reservation
-                assert reservation is not None
-                new_ids = self._grow(state, reservation) if state.num_scheduled >= reservation.num_tokens else ()
-                if new_ids is not None:
-                    self._append_step(draft, state, 1, new_ids)
+                self._plan_decode(making, state)
         for state, num_rows in stretches:
-            if draft.budget == 0:
+            if making.budget == 0:
                 return
-            self._append_step(draft, state, num_rows, ())  # blocks were reserved at entry
+            self._append_step(making, state, num_rows, ())  # blocks were reserved at entry
+
+    def _plan_decode(self, making: _Making, state: RequestState) -> None:
+        """One row, and drafts behind it as far as limits, budget and blocks allow. Nobody is preempted for drafts."""
+        num_drafts = min(policy.max_drafts(state, self.config, self.cache.block_tokens), making.spare)
+        if policy.must_wait_for_commit(state, num_drafts, self.config, self.cache.block_tokens):
+            return
+        reservation = state.reservation
+        assert reservation is not None
+        num_rows = state.num_scheduled + 1
+        new_ids = self._grow(state, reservation) if state.num_scheduled >= reservation.num_tokens else ()
+        if new_ids is None:
+            return
+        if num_drafts and num_rows + num_drafts > reservation.num_tokens:
+            more_ids = self.cache.extend(reservation, num_rows + num_drafts)
+            new_ids += more_ids or ()
+            num_drafts = min(num_drafts, reservation.num_tokens - num_rows)
+        making.spare -= num_drafts
+        self._append_step(making, state, 1, new_ids, num_drafts)
 
     def _grow(self, state: RequestState, reservation: Reservation) -> tuple[int, ...] | None:
         """Blocks for the next row of `state`; None when it has to sit out, or was itself the newest and gave way.
@@ -236,9 +255,9 @@ class Scheduler:
             state.prefetch = self.tiers.begin(state.chain.keys[:num_blocks], state.token_ids)
         return self.tiers.advance(state.prefetch, now_s, may_load=may_load)
 
-    def _admit(self, draft: _Draft, now_s: float) -> None:
+    def _admit(self, making: _Making, now_s: float) -> None:
         """Strictly first come, first served: a small request never overtakes a large one that waits for room, or for its blocks."""
-        while draft.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
+        while making.budget and self._waiting and len(self._running) < self.config.max_num_seqs:
             state = self._waiting.oldest
             if self._is_in_flight(state):
                 return  # preempted in this very plan: it comes back when its token in flight is known
@@ -260,8 +279,8 @@ class Scheduler:
             if state.first_scheduled_s is None:
                 state.first_scheduled_s = now_s
             restored = hit[-1].block_id if hit and self.config.takes_snapshots else 0
-            draft.new_requests.append(_as_new_request(state, reservation.slot, restored))
-            self._append_step(draft, state, num_known - state.num_scheduled, tuple(reservation.block_ids))
+            making.new_requests.append(_as_new_request(state, reservation.slot, restored))
+            self._append_step(making, state, num_known - state.num_scheduled, tuple(reservation.block_ids))
 
     def _begin(self, state: RequestState, num_adopted: int) -> None:
         """Where the rows of a request begin, and what its windows see; counted as the first look or as a return."""
@@ -279,10 +298,11 @@ class Scheduler:
         else:
             counters.readmitted_hit_tokens += num_adopted
 
-    def _append_step(self, draft: _Draft, state: RequestState, num_wanted: int, new_ids: tuple[int, ...]) -> None:
-        """The next rows of `state`: those it wants, as far as the budget and, where snapshots are taken, the next block border allow."""
+    def _append_step(self, making: _Making, state: RequestState, num_wanted: int, new_ids: tuple[int, ...], num_drafts: int = 0) -> None:
+        """The next rows of `state`: those it wants, as far as the budget and, where snapshots are taken, the next block border allow; then
+        its drafts."""
         start = state.num_scheduled
-        num_rows = min(num_wanted, draft.budget)
+        num_rows = min(num_wanted, making.budget)
         if self.config.takes_snapshots:
             num_rows = min(num_rows, self.cache.block_tokens - start % self.cache.block_tokens)
         end = start + num_rows
@@ -290,14 +310,14 @@ class Scheduler:
         wants_prompt = False
         if start < state.num_prompt and state.sampling.prompt_logprobs is not None:
             wants_prompt = min(end, state.num_prompt - 1) >= state.next_prompt_logprob
-        assert state.reservation is not None
+        assert state.reservation is not None and (samples or not num_drafts)
         block_ids, block_tokens = state.reservation.block_ids, self.cache.block_tokens
-        draft.steps.append(
+        making.steps.append(
             RequestStep(
                 state.request_id,
                 state.reservation.slot,
                 start,
-                num_rows,
+                num_rows + num_drafts,
                 new_ids,
                 state.window_start,
                 state.decoder_start,
@@ -305,14 +325,18 @@ class Scheduler:
                 wants_prompt,
                 state.write_start,
                 block_ids[end // block_tokens - 1] if self.config.takes_snapshots and end % block_tokens == 0 else 0,
+                num_drafts,
+                state.num_unsure,
             )
         )
-        draft.states.append(state)
-        draft.budget -= num_rows
-        state.num_scheduled = end
-        state.last_step_id = draft.step_id
+        making.states.append(state)
+        making.budget -= num_rows + num_drafts
+        state.num_scheduled = end + num_drafts
+        state.last_step_id = making.step_id
         if samples:
-            state.num_expected = end + 1
+            state.num_expected = end + 1 + num_drafts
+            state.num_unsure += num_drafts
+            state.has_drafts = True
 
     # Changes of phase.
 
@@ -324,6 +348,7 @@ class Scheduler:
         self._give_back(state)
         state.phase = Phase.WAITING
         state.num_scheduled = 0
+        state.has_drafts = False
 
     def _end(
         self,
@@ -369,33 +394,37 @@ class Scheduler:
             if state.chain is not None and not gave.is_cache_sound:
                 self.cache.forget(state.chain)
             return self._end(state, FinishReason.ERROR, error=gave.fault)
-        if state.chain is not None and state.reservation is not None:
-            self.cache.publish(state.reservation, state.chain, state.token_ids, step.start + step.num_tokens)
         prompt_logprobs = _undelivered(state, step, gave) if step.wants_prompt_logprobs else None
         reason: FinishReason | None = None
         stop_token_id = None
+        num_new = 0
         if step.samples:
-            assert len(gave.token_ids) == 1, f"{state.request_id}: {len(gave.token_ids)} tokens sampled, expected one"
-            state.token_ids.append(gave.token_ids[0])
-            state.token_s.append(now_s)
-            reason, stop_token_id = policy.end_of(state, gave.token_ids[0])
-        elif step.start + step.num_tokens == state.max_total:
-            reason = FinishReason.LENGTH  # max_tokens is 0: the prompt is scored
-        elif prompt_logprobs is None:
-            return None
+            num_new, reason, stop_token_id = _append_tokens(state, step, gave, now_s)
+        if state.chain is not None and state.reservation is not None:
+            # Of a step that draws, the rows of all tokens but the last are done and final; whatever ran behind them was refused.
+            num_final = len(state.token_ids) - 1 if step.samples else step.start + step.num_tokens
+            self.cache.publish(state.reservation, state.chain, state.token_ids, num_final)
+        if not step.samples:
+            if step.start + step.num_tokens == state.max_total:
+                reason = FinishReason.LENGTH  # max_tokens is 0: the prompt is scored
+            elif prompt_logprobs is None:
+                return None
+        token_ids, logprobs = gave.token_ids, gave.logprobs
+        if num_new < len(token_ids):  # the answer ends before the last accepted draft
+            token_ids, logprobs = token_ids[:num_new], None if logprobs is None else logprobs[:num_new]
         if reason is not None:
             return self._end(
                 state,
                 reason,
                 stop_token_id=stop_token_id,
-                new_token_ids=gave.token_ids,
-                logprobs=gave.logprobs,
+                new_token_ids=token_ids,
+                logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
             )
         return RequestUpdate(
             request_id=state.request_id,
-            new_token_ids=gave.token_ids,
-            logprobs=gave.logprobs,
+            new_token_ids=token_ids,
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
             timings=state.timings(with_tokens=False),
@@ -409,14 +438,16 @@ class _Launched(NamedTuple):
     planned_s: float
 
 
-class _Draft:
+class _Making:
     """A plan while it is being made."""
 
-    __slots__ = ("budget", "new_requests", "states", "step_id", "steps")
+    __slots__ = ("budget", "new_requests", "spare", "states", "step_id", "steps")
 
     def __init__(self, step_id: int, budget: int) -> None:
         self.step_id = step_id
         self.budget = budget
+        self.spare = 0
+        """What drafts may take of the budget: a row of everybody who runs comes first."""
         self.new_requests: list[NewRequest] = []
         self.steps: list[RequestStep] = []
         self.states: list[RequestState] = []
@@ -433,6 +464,25 @@ def _as_new_request(state: RequestState, slot: int, restore_block: int) -> NewRe
         start=state.num_scheduled,
         restore_block=restore_block,
     )
+
+
+def _append_tokens(
+    state: RequestState, step: RequestStep, gave: RequestResult, now_s: float
+) -> tuple[int, FinishReason | None, int | None]:
+    """Take in the tokens that a step drew, up to the one that ends the answer: how many, and whether and how it ends."""
+    assert 1 <= len(gave.token_ids) <= 1 + step.num_drafts, f"{state.request_id}: {len(gave.token_ids)} tokens, {step.num_drafts} drafts"
+    num_refused = 1 + step.num_drafts - len(gave.token_ids)
+    state.num_unsure -= step.num_drafts
+    state.num_expected -= num_refused
+    if state.phase is Phase.RUNNING:  # else it was preempted, and starts anew
+        state.num_scheduled -= num_refused
+    for count, token_id in enumerate(gave.token_ids, 1):
+        state.token_ids.append(token_id)
+        state.token_s.append(now_s)
+        reason, stop_token_id = policy.end_of(state, token_id)
+        if reason is not None:
+            return count, reason, stop_token_id
+    return len(gave.token_ids), None, None
 
 
 def _undelivered(state: RequestState, step: RequestStep, gave: RequestResult) -> tuple[TokenLogprobs, ...]:

@@ -38,10 +38,14 @@ class RequestState:
     token_ids: list[int]
     """Known ids, prompt and answer."""
     num_expected: int
-    """Known tokens plus sampled ones in flight; the position that the next sampled token gets."""
+    """Known tokens plus those in flight, drafts among them as if all were accepted; the position that the next sampled token gets then."""
     phase: Phase = Phase.WAITING
     num_scheduled: int = 0
-    """Position of the next row to plan."""
+    """Position of the next row to plan, if all drafts in flight are accepted."""
+    num_unsure: int = 0
+    """Drafts in flight: the two counts above may be so much too high."""
+    has_drafts: bool = False
+    """A step has drawn a token since it entered, so the worker may hold drafts for the next one."""
     window_start: int = 0
     """Encoder windows see nothing below this; until the next admission, as are the two below."""
     decoder_start: int = 0
