@@ -134,6 +134,11 @@ def grouped_linear(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([linear(x[:, g], w[g]) for g in range(w.shape[0])], dim=1)
 
 
+def grouped_linear_fp8_tile(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+    values = dequantize_fp8_tile(w, scale, torch.float64)
+    return grouped_linear(x, values.view(x.shape[1], -1, x.shape[2]))
+
+
 def pool_group(values: Tensor, gates: Tensor) -> Tensor:
     weight = torch.exp(gates.double() - gates.double().amax(1, keepdim=True))
     return (weight * values.double()).sum(1) / weight.sum(1)
@@ -426,6 +431,43 @@ def rank(values: Tensor, ids: Tensor) -> Tensor:
     return torch.tensor([in_order(row).index(i) + 1 for row, i in zip(values.tolist(), ids.tolist())], dtype=torch.int64)
 
 
+def chance(seed: Tensor, position: Tensor, row: int, place: int) -> float:
+    """The number that judges the draft at `place`: purpose 1, in the bits above it the place."""
+    bits = random_bits(seed[row : row + 1], position[row : row + 1] + place, 1 + 4 * place, 1)
+    return (int(bits) % 2**31 + 0.5) / 2**31
+
+
+def accept_standard(target: Tensor, ids: Tensor, probs: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    counts, rests = [], []
+    for r, drafts in enumerate(ids.tolist()):
+        drafts = drafts[: drafts.index(-1)] if -1 in drafts else drafts
+        p, q = target[r].double(), probs[r].double()
+        kept = 0
+        while kept < len(drafts) and chance(seed, position, r, kept) < p[kept, drafts[kept]] / q[kept, drafts[kept]]:
+            kept += 1
+        counts.append(kept)
+        rests.append(p[kept] if kept == len(drafts) else (p[kept] - q[kept]).clamp(min=0))
+    return torch.tensor(counts, dtype=torch.int64), torch.stack(rests) if rests else target[:, 0].double()
+
+
+def accept_block(target: Tensor, ids: Tensor, probs: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    counts, rests = [], []
+    for r, drafts in enumerate(ids.tolist()):
+        drafts = drafts[: drafts.index(-1)] if -1 in drafts else drafts
+        p, q = target[r].double(), probs[r].double()
+        kept, rest, weight = 0, (p[0] - q[0]).clamp(min=0) if drafts else p[0], 1.0
+        for i, draft in enumerate(drafts, 1):
+            weight = min(1.0, weight * float(p[i - 1, draft] / q[i - 1, draft]))
+            is_last = i == len(drafts)
+            more = p[i] if is_last else (weight * p[i] - q[i]).clamp(min=0)
+            share = weight if is_last else float(more.sum()) / (float(more.sum()) + 1 - weight)
+            if chance(seed, position, r, i - 1) < share:
+                kept, rest = i, weight * p[i] if is_last else more
+        counts.append(kept)
+        rests.append(rest)
+    return torch.tensor(counts, dtype=torch.int64), torch.stack(rests) if rests else target[:, 0].double()
+
+
 NAIVE: dict[str, Callable[..., Any]] = {
     "attention.sparse_mqa": sparse_mqa,
     "compress.pool_group": pool_group,
@@ -434,6 +476,7 @@ NAIVE: dict[str, Callable[..., Any]] = {
     "engram.hash_rows": hash_rows,
     "engram.inject": inject,
     "gemm.grouped_linear": grouped_linear,
+    "gemm.grouped_linear_fp8_tile": grouped_linear_fp8_tile,
     "gemm.linear": linear,
     "gemm.linear_float32": linear,
     "gemm.linear_fp8_tile": linear_fp8_tile,
@@ -456,6 +499,8 @@ NAIVE: dict[str, Callable[..., Any]] = {
     "quant.fakequant_mxfp8": fakequant_mxfp8,
     "quant.fakequant_nvfp4": fakequant_nvfp4,
     "rope.rotate": rotate,
+    "sampling.accept_block": accept_block,
+    "sampling.accept_standard": accept_standard,
     "sampling.apply_bitmask": apply_bitmask,
     "sampling.argmax": argmax,
     "sampling.count_tokens": count_tokens,

@@ -24,7 +24,22 @@ def dense() -> Iterator[tuple[Any, ...]]:
 def fp8_tiles() -> Iterator[tuple[Any, ...]]:
     for dtype in FLOATS:
         for t, k, n in (*_SHAPES, (3, 40, 48)):
-            yield normal(t, k, dtype=dtype), fp8_bytes(n, k, seed=1), scale_bytes(-(-n // 32), -(-k // 32), low=112, high=122)
+            yield normal(t, k, dtype=dtype), *_fp8_tile(n, k)
+    # Whole tiles of the products on a GPU, from one row to more than a tile of them.
+    for t, k, n in ((1, 256, 64), (9, 512, 128), (33, 384, 64), (130, 128, 192), (2, 128, 8256)):
+        yield normal(t, k, dtype=torch.bfloat16), *_fp8_tile(n, k)
+    yield rows_apart(normal(5, 1024, dtype=torch.bfloat16)), *_fp8_tile(64, 1024)
+
+
+def _fp8_tile(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return fp8_bytes(n, k, seed=1), scale_bytes(-(-n // 32), -(-k // 32), low=112, high=122)
+
+
+def fp8_tile_groups() -> Iterator[tuple[Any, ...]]:
+    for dtype in FLOATS:
+        for t, g, k, o in ((0, 2, 32, 4), (1, 1, 32, 16), (9, 4, 33, 31), (3, 2, 128, 64), (35, 3, 256, 128)):
+            yield normal(t, g, k, dtype=dtype), *_fp8_tile(g * o, k)
+        yield normal(5, 8, 64, dtype=dtype).reshape(5, 4, 128), *_fp8_tile(256, 128)
 
 
 def float32_results() -> Iterator[tuple[Any, ...]]:

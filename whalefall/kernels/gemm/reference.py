@@ -42,3 +42,10 @@ def linear_float32(x_TK: Tensor, w_NK: Tensor) -> Tensor:
 def grouped_linear(x_TGK: Tensor, w_GNK: Tensor) -> Tensor:
     """One product per group: [T, G, K] x [G, N, K] -> [T, G, N]."""
     return torch.bmm(x_TGK.transpose(0, 1), w_GNK.transpose(1, 2)).transpose(0, 1)
+
+
+@op("gemm.grouped_linear_fp8_tile", cases=cases.fp8_tile_groups)
+def grouped_linear_fp8_tile(x_TGK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> Tensor:
+    """As `grouped_linear`, with the groups' weights one above the other in one packed FP8 tile weight [G * O, K]: [T, G, O]."""
+    w_GOK = dequantize_fp8_tile(w_NK, scale_nk, x_TGK.dtype).unflatten(0, (x_TGK.shape[1], -1))
+    return grouped_linear.reference(x_TGK, w_GOK)

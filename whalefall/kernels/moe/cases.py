@@ -38,7 +38,7 @@ def dense() -> Iterator[tuple[Any, ...]]:
 
 def mxfp4() -> Iterator[tuple[Any, ...]]:
     for dtype in FLOATS:
-        for tokens, experts, hidden, inner in _SIZES:
+        for tokens, experts, hidden, inner in (*_SIZES, *_WHOLE_SIZES):
             w13 = fp4_bytes(experts, 2 * inner, hidden // 2, seed=2), scale_bytes(experts, 2 * inner, hidden // 32, low=121, high=125)
             w2 = fp4_bytes(experts, hidden, inner // 2, seed=3), scale_bytes(experts, hidden, inner // 32, low=121, high=125)
             for expert_TA, weight_TA in _choices(tokens, experts):
@@ -47,6 +47,8 @@ def mxfp4() -> Iterator[tuple[Any, ...]]:
 
 _SIZES = ((0, 4, 32, 32), (1, 4, 32, 32), (17, 4, 64, 32), (9, 3, 96, 64))
 """(T, E, H, F)."""
+_WHOLE_SIZES = ((5, 4, 256, 256), (22, 3, 512, 256), (70, 2, 256, 512))
+"""The same, in whole tiles of the products on a GPU; few, some and many rows an expert."""
 
 
 def _choices(tokens: int, experts: int) -> Iterator[tuple[Tensor, Tensor]]:
