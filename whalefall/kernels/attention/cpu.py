@@ -10,7 +10,9 @@ Benchmark: benchmarks/kernels/cpu_attention.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -58,11 +60,25 @@ def sparse_mqa_cpu(
     keys = sum(index.shape[1] for _, index in lists)
     tile = max(1, min(_TILE_TOKENS, _TILE_BYTES // max(1, keys * q_TND.shape[2] * 4)))
     tile = _TILE_TOKENS if tile * 2 > _TILE_TOKENS else tile
-    for begin in range(0, q_TND.shape[0], tile):
-        rows = slice(begin, begin + tile)
+    for rows in _tiles(window_index_TW, tile):
         parts = [_part(kv, index[rows]) for kv, index in lists]
         out_TND[rows] = _attend(q_TND[rows].float() * scale, parts, sink_N)
     return out_TND
+
+
+def _tiles(window_index_TW: Tensor, tile: int) -> Iterator[slice]:
+    """Runs of at most `tile` tokens that end where a window starts anew: two requests have no range of entries in common."""
+    tokens, width = window_index_TW.shape
+    borders: list[int] = []
+    if width and tokens > tile:
+        first_T = window_index_TW.masked_fill(window_index_TW < 0, torch.iinfo(torch.int64).max).amin(1)
+        borders = (first_T.diff() > 1).nonzero().flatten().add_(1).tolist()  # within a request it slides by one row at most
+    if len(borders) > tokens // 32:
+        borders = []  # decode rows: each is a request of its own
+    for begin, end in pairwise((0, *borders, tokens)):
+        pieces = -(-(end - begin) // tile)
+        for piece in range(pieces):
+            yield slice(begin + (end - begin) * piece // pieces, begin + (end - begin) * (piece + 1) // pieces)
 
 
 def _part(kv_MD: Tensor, index_TK: Tensor) -> _Part:
