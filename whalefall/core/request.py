@@ -43,8 +43,6 @@ class EngineRequest:
     """Prefix hits only among requests of equal salt."""
     use_prefix_cache: bool = True
     """False: compute every row, whatever is known of the prompt already. What it computes is offered to others all the same."""
-    use_drafts: bool = True
-    """False: one token per step, even where the engine speculates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

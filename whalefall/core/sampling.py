@@ -62,6 +62,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     detokenize: bool = True
     """False leaves the text empty; stop strings need True."""
+    use_drafts: bool = True
+    """False: one token per step for this request, even where the engine speculates. What is drawn is the same, only slower."""
     structured_outputs: StructuredSpec | None = None
     """The shape the answer must have: `StructuredOutputsParams(json=..., regex=..., choice=..., grammar=..., json_object=True)`."""
 

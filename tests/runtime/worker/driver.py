@@ -14,13 +14,17 @@ from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.plan import StepPlan
 from whalefall.core.request import EngineRequest, FinishReason, TokenLogprobs
 from whalefall.core.sampling import SamplingParams
+from whalefall.core.seams import Drafter
 from whalefall.models.definition import Model
 from whalefall.models.toy import DEFINITION
 from whalefall.models.toy.config import ToyConfig
 from whalefall.models.toy.weights import random_weights
 from whalefall.runtime.kvcache.manager import CacheManager
+from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
+from whalefall.runtime.spec.rounds import SpecConfig
+from whalefall.runtime.spec.verify import Acceptance
 from whalefall.runtime.worker.step_handle import StepHandle
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.testing.toy_checkpoint import toy_context, toy_model
@@ -55,6 +59,10 @@ class Engine:
         one_step_ahead: bool = False,
         replay: str = "exact",
         decoder_window: int | None = None,
+        drafter: Drafter | None = None,
+        num_drafts: int = 0,
+        acceptance: Acceptance = "exact",
+        grammars: GrammarStore | None = None,
     ) -> None:
         spec = spec or DEFINITION.cache_spec(CONFIG, toy_context(), BLOCK_TOKENS)
         self.worker = Worker(
@@ -67,6 +75,9 @@ class Engine:
                 vocab_size=vocab_size,
                 history_tokens=history_tokens,
             ),
+            grammars,
+            drafter=drafter,
+            speculation=SpecConfig(num_drafts=num_drafts, acceptance=acceptance) if drafter is not None else None,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -75,11 +86,16 @@ class Engine:
                 max_num_batched_tokens=budget,
                 replay=replay,  # type: ignore[arg-type]
                 decoder_window=decoder_window,
+                num_drafts=num_drafts,
             ),
             CacheManager(num_blocks, spec.block_tokens, num_slots),
         )
         self.one_step_ahead = one_step_ahead
         self.answers: dict[str, Answer] = {}
+        self.num_drafts = 0
+        """Verified so far; of them accepted:"""
+        self.num_accepted = 0
+        self.num_steps = 0
 
     def add(self, request_id: str, prompt: Sequence[int], **sampling: object) -> None:
         params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 12, "ignore_eos": True, **sampling})
@@ -99,7 +115,12 @@ class Engine:
         return self.answers
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> None:
-        for update in self.scheduler.commit(plan, handle.wait(), 0.0):
+        result = handle.wait()
+        self.num_steps += 1
+        for gave in result.results:
+            self.num_drafts += gave.num_drafts
+            self.num_accepted += max(len(gave.token_ids) - 1, 0)
+        for update in self.scheduler.commit(plan, result, 0.0):
             answer = self.answers.setdefault(update.request_id, Answer())
             answer.token_ids += update.new_token_ids
             answer.logprobs += update.logprobs or ()

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops between logits and a token id: grammar masks, argmax, penalties, filters, counter-based draws, ranks and alternatives."""
+"""Ops between logits and a token id: masks, argmax, penalties, filters, counter-based draws, acceptance of drafts, ranks and alternatives."""
 
 from whalefall.kernels.sampling.random import Purpose, exponential_noise, random_bits
 from whalefall.kernels.sampling.reference import NO_LIMIT, apply_bitmask, argmax, count_tokens, draw, keep_top, penalise, rank, top_ids
+from whalefall.kernels.sampling.verify import MAX_BLOCK, accept_block, accept_standard, block_purpose
 
 __all__ = [
+    "MAX_BLOCK",
     "NO_LIMIT",
     "Purpose",
+    "accept_block",
+    "accept_standard",
     "apply_bitmask",
     "argmax",
+    "block_purpose",
     "count_tokens",
     "draw",
     "exponential_noise",

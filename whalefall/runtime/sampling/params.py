@@ -74,6 +74,7 @@ class SlotParams:
         self._vocab_size = vocab_size
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.num_prompt_logprobs = np.full(num_slots, NOT_WANTED, np.int64)
+        self.use_drafts = np.zeros(num_slots, np.bool_)
         self._min_tokens = np.zeros(num_slots, np.int64)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.full(num_slots, NO_LIMIT, np.int64)
@@ -94,6 +95,7 @@ class SlotParams:
         assert p.seed is not None or p.is_greedy, f"{request.request_id}: the seed is resolved before a request reaches the worker"
         self.num_prompt[slot] = request.num_prompt_tokens
         self.num_prompt_logprobs[slot] = NOT_WANTED if p.prompt_logprobs is None else p.prompt_logprobs
+        self.use_drafts[slot] = p.use_drafts
         self._min_tokens[slot] = p.min_tokens
         self._temperature[slot] = 0.0 if p.is_greedy else max(p.temperature, MIN_TEMPERATURE)
         self._top_k[slot] = p.top_k if p.top_k > 0 else NO_LIMIT

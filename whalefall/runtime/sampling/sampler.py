@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,16 +46,17 @@ class Sampled:
     """uint8 `Fault`."""
 
 
-def sample(logits_LV: Tensor, rows: RowParams, token_table: Tensor) -> Sampled:
+def sample(logits_LV: Tensor, rows: RowParams, token_table: Tensor, *, skip_L: npt.NDArray[np.bool_] | None = None) -> Sampled:
     """Draw one id per row.
 
     Args:
         logits_LV: float32, raw, one row per entry of `rows`; not changed.
         token_table: int32 [num_slots, positions], read by penalties.
+        skip_L: rows that somebody else draws for; their ids mean nothing, their faults are those of the raw logits.
     """
     ids_L, best_L = ops.argmax(logits_LV)
     fault_L = (~torch.isfinite(best_L)).to(torch.uint8)
-    selected = np.flatnonzero(~rows.is_plain_L)
+    selected = np.flatnonzero(~rows.is_plain_L if skip_L is None else ~rows.is_plain_L & ~skip_L)
     for part in _tiles(selected, logits_LV):
         part_L = torch.from_numpy(part).to(logits_LV.device, non_blocking=True)
         drawn_L, best_L = _sample_shaped(logits_LV[part_L], rows, part, token_table)
@@ -74,20 +76,47 @@ def _sample_shaped(logits_LV: Tensor, rows: RowParams, part: np.ndarray, token_t
     return ids_L, best_L
 
 
-def _draw(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
-    """Draw with a temperature above 0; the best logit of every row is 0, so that no temperature can overflow."""
+def target_probabilities(logits_LV: Tensor, rows: RowParams, part: np.ndarray, token_table: Tensor) -> tuple[Tensor, Tensor]:
+    """What `sample` would draw from, for some rows with a temperature above 0.
 
-    def column(values_L: np.ndarray) -> Tensor:
-        return torch.from_numpy(values_L[chosen]).to(logits_LV.device, non_blocking=True)
+    Args:
+        logits_LV: float32 [len(part), V], a copy that may be changed.
+        part: int64, which rows of `rows` these are, ascending.
+    Returns:
+        probs_LV: float32; all 0 in a row where nothing is allowed. best_L: the best shaped logit, -inf in such a row.
+    """
+    shaped_LV = shape_logits(logits_LV, rows, part, token_table)
+    best_L = ops.argmax(shaped_LV)[1]
+    probs_LV = filtered(shaped_LV - best_L[:, None], rows, part).softmax(-1)
+    return probs_LV.masked_fill_((best_L == -math.inf)[:, None], 0), best_L
 
-    logits_LV /= column(rows.temperature_L)[:, None]
-    filtered = np.flatnonzero((rows.top_k_L[chosen] < logits_LV.shape[-1]) | (rows.top_p_L[chosen] < 1))
-    if len(filtered):
-        index = torch.from_numpy(filtered).to(logits_LV.device, non_blocking=True)
-        logits_LV[index] = ops.keep_top(logits_LV[index], column(rows.top_k_L)[index], column(rows.top_p_L)[index])
+
+def filtered(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
+    """Temperature, top-k, top-p and min-p of some rows with a temperature above 0: what falls out is -inf.
+
+    Args:
+        logits_LV: [len(chosen), V], changed; the best logit of every row is 0, so that no temperature can overflow.
+    """
+    logits_LV /= _column(rows.temperature_L, chosen, logits_LV)[:, None]
+    cut = np.flatnonzero((rows.top_k_L[chosen] < logits_LV.shape[-1]) | (rows.top_p_L[chosen] < 1))
+    if len(cut):
+        index = torch.from_numpy(cut).to(logits_LV.device, non_blocking=True)
+        top_k_L, top_p_L = (_column(values_L, chosen[cut], logits_LV) for values_L in (rows.top_k_L, rows.top_p_L))
+        logits_LV[index] = ops.keep_top(logits_LV[index], top_k_L, top_p_L)
     if (rows.min_p_L[chosen] > 0).any():
-        logits_LV.masked_fill_(logits_LV < column(rows.min_p_L).log()[:, None], -math.inf)  # relative to the best: its log is 0
-    return ops.draw(logits_LV, column(rows.seed_L), column(rows.position_L), int(ops.Purpose.TARGET))
+        limit_L1 = _column(rows.min_p_L, chosen, logits_LV).log()[:, None]  # relative to the best: its log is 0
+        logits_LV.masked_fill_(logits_LV < limit_L1, -math.inf)
+    return logits_LV
+
+
+def _draw(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
+    """Draw with a temperature above 0; arguments as `filtered`."""
+    seed_L, position_L = (_column(values_L, chosen, logits_LV) for values_L in (rows.seed_L, rows.position_L))
+    return ops.draw(filtered(logits_LV, rows, chosen), seed_L, position_L, int(ops.Purpose.TARGET))
+
+
+def _column(values_L: np.ndarray, chosen: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values_L[chosen]).to(like.device, non_blocking=True)
 
 
 def _tiles(selected: np.ndarray, logits_LV: Tensor) -> Iterator[np.ndarray]:

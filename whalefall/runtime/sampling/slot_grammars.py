@@ -8,7 +8,7 @@ was launched first, already runs. So a grammar costs no plan, no other row and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,29 +57,54 @@ class SlotGrammars:
             place.fault = error.message
         place.take(request.token_ids[request.num_prompt_tokens :])
 
-    def masks(self, slot_L: IntArray, position_L: IntArray) -> GrammarMasks | None:
-        """Of the rows that draw for these slots, at these positions; None when no row has a rule now."""
+    @property
+    def is_empty(self) -> bool:
+        return not self._slots
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """Whose request has a grammar."""
+        return list(self._slots)
+
+    def masks(
+        self, slot_L: IntArray, position_L: IntArray, drafts_by_slot: Mapping[int, Sequence[int]] | None = None
+    ) -> GrammarMasks | None:
+        """Of the rows that draw for these slots, at these positions; None when no row has a rule now.
+
+        Args:
+            drafts_by_slot: the drafts in front of the second and later rows of a slot, whose rows stand together.
+        """
         if not self._slots:
             return None
-        rows, places = [], []
+        rows: list[int] = []
+        places: list[_Place] = []
+        trial, last_slot, place_in_block = None, -1, 0
         for row, (slot, position) in enumerate(zip(slot_L.tolist(), position_L.tolist())):
             place = self._slots.get(slot)
-            if place is not None:
+            if place is None:
+                continue
+            if slot != last_slot:
                 place.catch_up(position)
-                if not place.is_waiting:
-                    rows.append(row)
-                    places.append(place)
+                trial, last_slot, place_in_block = place, slot, 0
+            elif trial is not None:
+                assert drafts_by_slot is not None
+                trial = trial.tried(drafts_by_slot[slot][place_in_block])
+                place_in_block += 1
+            if trial is not None and not trial.is_waiting:
+                rows.append(row)
+                places.append(trial)
         return self._fill(rows, places) if rows else None
 
-    def note(self, slot_L: IntArray, ids_L: Tensor) -> None:
-        """These ids were drawn; the host copy starts now, behind the draw and before the next forward."""
+    def note(self, slot_R: IntArray, ids_L: Tensor, first_R: IntArray | None = None, num_R: Tensor | None = None) -> None:
+        """These ids were drawn, `num_R` of them (one) from row `first_R` (its index) on for each slot. The host copy starts now, behind the
+        draw and before the next forward."""
         if not self._slots:
             return
-        concerned = [(row, self._slots[slot]) for row, slot in enumerate(slot_L.tolist()) if slot in self._slots]
+        concerned = [(r, self._slots[slot]) for r, slot in enumerate(slot_R.tolist()) if slot in self._slots]
         if concerned:
-            drawn = _HostCopy(ids_L)
-            for row, place in concerned:
-                place.drawn = drawn, row
+            drawn, counts = _HostCopy(ids_L), None if num_R is None else _HostCopy(num_R)
+            for r, place in concerned:
+                place.drawn = drawn, counts, r, r if first_R is None else int(first_R[r])
 
     def _fill(self, rows: list[int], places: list[_Place]) -> GrammarMasks:
         bits_MW = np.zeros((len(rows), self._num_words), np.int32)
@@ -109,18 +134,30 @@ class _Place:
         self.fault: str | None = None
         self.is_waiting = after_token_id is not None
         """The reasoning has not ended: no rule yet."""
-        self.drawn: tuple[_HostCopy, int] | None = None
-        """Where the latest token is, until it is needed."""
+        self.drawn: tuple[_HostCopy, _HostCopy | None, int, int] | None = None
+        """Where the latest tokens are, until they are needed: ids, counts, index of the count, first row of the ids."""
         self._after_token_id = after_token_id
         self._num_known = num_known
 
     def catch_up(self, position: int) -> None:
-        """Take the token in front of `position`, if that is still to be done."""
+        """Take the tokens in front of `position`, if that is still to be done."""
         if self._num_known < position:
-            assert self.drawn is not None and self._num_known == position - 1, "a row's tokens are taken one by one"
-            copy, row = self.drawn
-            self.take((copy.ids()[row],))
+            assert self.drawn is not None, "tokens that nobody drew"
+            ids, counts, request, first = self.drawn
+            drawn = ids.ids()[first : first + (1 if counts is None else counts.ids()[request])]
+            assert self._num_known + len(drawn) == position, "the tokens of a step are taken before the next step's"
+            self.take(drawn)
             self._num_known = position
+
+    def tried(self, draft_id: int) -> _Place | None:
+        """A copy that has taken a draft; None when the draft is not allowed, or nothing is any more."""
+        if self.fault is not None:
+            return None
+        copy = _Place(self._after_token_id, self._num_known)
+        copy.is_waiting = self.is_waiting
+        copy.grammar = None if self.grammar is None else self.grammar.clone()
+        copy.take((draft_id,))
+        return copy if copy.fault is None else None
 
     def take(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:

@@ -93,7 +93,7 @@ def max_drafts(state: RequestState, config: SchedulerConfig, block_tokens: int) 
     The step gives up to one token more than drafts, and none may lie beyond the limit. Where snapshots are taken, the row right before a
     block border runs in a step of its own: the state that is kept there must be what that row leaves, whatever is refused.
     """
-    if not config.num_drafts or not state.has_drafts or not state.request.use_drafts:
+    if not config.num_drafts or not state.has_drafts or not state.sampling.use_drafts:
         return 0
     limit = min(config.num_drafts, state.max_total - state.num_expected - 1)
     if config.takes_snapshots:

@@ -24,13 +24,16 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """What the rows of a step's logits are for: first one row per request that samples, then all prompt rows to score. Host arrays."""
+    """What the rows of a step's logits are for: first those of requests that sample, one and its drafts each, then all prompt rows to
+    score. Host arrays."""
 
     sample_slot_S: IntArray
     sample_position_S: IntArray
     """Position that the drawn token gets."""
     sample_request_S: IntArray
     """Index of the request in the plan."""
+    num_rows_R: IntArray
+    """Of the S rows, how many each request that samples has: 1 and its drafts."""
     prompt_slot_X: IntArray
     prompt_position_X: IntArray
     """Position of the scored token: one after its row."""
@@ -39,6 +42,11 @@ class LogitRows:
     @property
     def num_sampled(self) -> int:
         return len(self.sample_slot_S)
+
+    @property
+    def first_row_R(self) -> IntArray:
+        """Index of each sampling request's first row among the S."""
+        return np.cumsum(self.num_rows_R) - self.num_rows_R
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +139,16 @@ class BatchBuilder:
             np.where(scoring_B, np.clip(self._num_prompt_by_slot[slot_B] - 1 - decoder.start_B, 0, decoder.num_B), 0), decoder.start_B
         )
         assert all(s.decoder_start <= s.start for s in steps if s.wants_prompt_logprobs), "prompt logprobs need every row in the decoder"
-        sample_row_S = decoder.first_row_B[sampling] + decoder.num_B[sampling] - 1
+        num_drafts_R = np.array([steps[i].num_drafts for i in sampling.tolist()], np.int64)
+        judged = _Rows(num_drafts_R + 1, end_B[sampling] - num_drafts_R)
+        assert (decoder.num_B[sampling] > num_drafts_R).all(), "a draft whose row is no decoder row"
+        sample_row_S = judged.positions_T - 1 + np.repeat((decoder.first_row_B - decoder.start_B)[sampling], judged.num_B)
         prompt_row_X = prompt.positions_T + np.repeat(decoder.first_row_B - decoder.start_B, prompt.num_B)
         wanted = LogitRows(
-            sample_slot_S=slot_B[sampling],
-            sample_position_S=end_B[sampling],
-            sample_request_S=sampling,
+            sample_slot_S=slot_B[sampling][judged.request_T],
+            sample_position_S=judged.positions_T,
+            sample_request_S=sampling[judged.request_T],
+            num_rows_R=judged.num_B,
             prompt_slot_X=slot_B[prompt.request_T],
             prompt_position_X=prompt.positions_T + 1,
             num_prompt_rows_B=prompt.num_B,

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from whalefall.core.plan import RequestResult, StepPlan, StepResult
+from whalefall.core.plan import RequestResult, RequestStep, StepPlan, StepResult
 from whalefall.core.request import TokenLogprobs
 from whalefall.runtime.sampling.logprobs import LogprobRows
-from whalefall.runtime.sampling.sampler import Fault, Sampled
+from whalefall.runtime.sampling.sampler import Fault
+from whalefall.runtime.spec.verify import Judged
 from whalefall.runtime.worker.batch_builder import LogitRows
 from whalefall.runtime.worker.health import HealthProbe
 
@@ -25,9 +26,9 @@ FAULT_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The sampling part of a step, S rows."""
+    """The sampling part of a step, S rows of R requests."""
 
-    sampled: Sampled
+    judged: Judged
     reporting: npt.NDArray[np.int64]
     """Which of the S rows want log-probabilities."""
     logprobs: LogprobRows | None
@@ -42,13 +43,16 @@ class StepHandle:
     def __init__(
         self,
         plan: StepPlan,
+        steps: Sequence[RequestStep],
         wanted: LogitRows,
         drawn: Drawn,
         scored: LogprobRows | None,
         clean_up: Callable[[int], None],
         health: HealthProbe,
     ) -> None:
+        """steps: the plan's as they were really run."""
         self._plan = plan
+        self._steps = steps
         self._wanted = wanted
         self._drawn = drawn
         self._scored = scored
@@ -62,10 +66,12 @@ class StepHandle:
         """
         tokens, logprobs, faults = self._read_drawn()
         prompt_logprobs = self._read_scored(faults)
-        request_S = self._wanted.sample_request_S
-        grammar_faults = {int(request_S[row]): f"the grammar cannot go on ({why})" for row, why in self._drawn.grammar_faults.items()}
+        first = dict(zip(self._wanted.first_row_R.tolist(), self._wanted.sample_request_S[self._wanted.first_row_R].tolist()))
+        grammar_faults = {
+            first[row]: f"the grammar cannot go on ({why})" for row, why in self._drawn.grammar_faults.items() if row in first
+        }
         results = []
-        for request, step in enumerate(self._plan.steps):
+        for request, step in enumerate(self._steps):
             fault = faults.get(request)
             if fault is not None:
                 self._clean_up(step.slot)
@@ -77,6 +83,7 @@ class StepHandle:
             results.append(
                 RequestResult(
                     token_ids=tokens[request],
+                    num_drafts=step.num_drafts,
                     logprobs=logprobs.get(request),
                     prompt_logprobs=prompt_logprobs[request] if step.wants_prompt_logprobs else None,
                 )
@@ -86,15 +93,17 @@ class StepHandle:
 
     def _read_drawn(self) -> tuple[list[tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]], dict[int, Fault]]:
         """Per request of the plan: its tokens, its log-probabilities if asked for, its fault if any."""
-        request_S = self._wanted.sample_request_S.tolist()
-        tokens: list[tuple[int, ...]] = [()] * len(self._plan.steps)
-        for request, token_id in zip(request_S, self._drawn.sampled.ids_L.tolist()):
-            tokens[request] = (token_id,)
-        faults: dict[int, Fault] = {r: Fault(f) for r, f in zip(request_S, self._drawn.sampled.fault_L.tolist()) if f}
-        reports = [] if self._drawn.logprobs is None else self._drawn.logprobs.tokens()
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {
-            request_S[row]: (report,) for row, report in zip(self._drawn.reporting.tolist(), reports)
-        }
+        drawn, wanted = self._drawn, self._wanted
+        ids, num_new, first = drawn.judged.ids_L.tolist(), drawn.judged.num_new_R.tolist(), wanted.first_row_R.tolist()
+        request_R = wanted.sample_request_S[wanted.first_row_R].tolist()
+        tokens: list[tuple[int, ...]] = [()] * len(self._steps)
+        for request, row, count in zip(request_R, first, num_new):
+            tokens[request] = tuple(ids[row : row + count])
+        faults: dict[int, Fault] = {r: Fault(f) for r, f in zip(request_R, drawn.judged.fault_R.tolist()) if f}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if drawn.logprobs is not None:
+            by_row = dict(zip(drawn.reporting.tolist(), drawn.logprobs.tokens()))
+            logprobs = {r: tuple(by_row[i] for i in range(row, row + n)) for r, row, n in zip(request_R, first, num_new) if row in by_row}
         return tokens, logprobs, faults
 
     def _read_scored(self, faults: dict[int, Fault]) -> list[tuple[TokenLogprobs, ...]]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker: owns the pools, the slot tables and the sampling parameters, and turns a StepPlan into a StepResult.
 
-    launch(plan)   new requests -> blocks -> batch -> forward -> sample -> ids into the token table         (nothing is read back)
+    launch(plan)   new requests -> blocks -> batch -> forward -> sample -> ids into the token table -> draft  (nothing is read back)
     handle.wait()  device -> host: ids, log-probabilities, faults per request                               (the only read, but for
-                   the latest ids of requests with a grammar: sampling/slot_grammars.py)
+                   the latest ids of requests with a grammar: sampling/slot_grammars.py, and with drafts two counts: spec/table.py)
 
 The engine may launch plan N + 1 before it waits for N: what N drew is already where N + 1 looks for it. On the CPU a launch has
 finished when it returns. Called from the step loop's thread only.
@@ -11,6 +11,7 @@ finished when it returns. Called from the step loop's thread only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,14 +19,17 @@ import torch
 from torch import Tensor
 
 from whalefall.core.cache_spec import CacheSpec
-from whalefall.core.plan import StepPlan
+from whalefall.core.plan import RequestStep, StepPlan
+from whalefall.core.seams import Drafter
 from whalefall.models.definition import Model
 from whalefall.runtime.kvcache import pools
 from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.sampling.logprobs import LogprobRows, logprobs_of
 from whalefall.runtime.sampling.params import NOT_WANTED, SlotParams
 from whalefall.runtime.sampling.sampler import sample
-from whalefall.runtime.sampling.slot_grammars import SlotGrammars
+from whalefall.runtime.sampling.slot_grammars import GrammarMasks, SlotGrammars
+from whalefall.runtime.spec.rounds import Rounds, SpecConfig
+from whalefall.runtime.spec.verify import Blocks, Judged
 from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
 from whalefall.runtime.worker.health import HealthProbe
 from whalefall.runtime.worker.model_runner import ModelRunner
@@ -52,16 +56,29 @@ class WorkerConfig:
 
 
 class Worker:
-    def __init__(self, model: Model, spec: CacheSpec, config: WorkerConfig, grammars: GrammarStore | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        spec: CacheSpec,
+        config: WorkerConfig,
+        grammars: GrammarStore | None = None,
+        *,
+        drafter: Drafter | None = None,
+        speculation: SpecConfig | None = None,
+    ) -> None:
         """
         Args:
             grammars: compiles what structured requests ask for; None: such a request ends with a fault.
+            drafter, speculation: both, or neither for one token per step.
         """
         self.config = config
         self.cache = pools.allocate(spec, config.num_blocks, config.num_slots, config.device, with_snapshots=config.keeps_snapshots)
         self._tables = SlotTables(config.num_slots, config.max_model_len, spec.block_tokens, config.device)
         self._params = SlotParams(config.num_slots, config.vocab_size)
         self._grammars = SlotGrammars(grammars, config.vocab_size)
+        self._rounds: Rounds | None = None
+        if drafter is not None and speculation is not None:
+            self._rounds = Rounds(drafter, speculation, self._params, self._tables.token_ids)
         self._health = HealthProbe(model, is_debug=config.is_debug)
         self._runner = ModelRunner(model, self.cache, config.vocab_size)
         self._builder = BatchBuilder(
@@ -78,31 +95,50 @@ class Worker:
             self._tables.admit(request)
             self._params.set(request)
             self._grammars.set(request)
+            if self._rounds is not None:
+                self._rounds.admit(request.slot)
         self._tables.append_blocks(plan.steps)
-        batch, wanted = self._builder.build(plan.steps)
+        steps: Sequence[RequestStep] = plan.steps
+        if self._rounds is not None:
+            steps = self._rounds.settle(steps)
+            self._rounds.place(steps)
+        batch, wanted = self._builder.build(steps)
         logits_LV = self._runner.run(batch)
-        ending = [step for step in plan.steps if step.snapshot_block]
+        ending = [step for step in steps if step.snapshot_block]
         if ending:
             pools.take_snapshots(self.cache, [step.slot for step in ending], [step.snapshot_block for step in ending])
-        drawn = self._sample(logits_LV[: wanted.num_sampled], wanted)
+        drawn = self._sample(logits_LV[: wanted.num_sampled], wanted, steps)
         scored = self._score_prompt(logits_LV[wanted.num_sampled :], wanted)
         self._health.after_launch()
-        return StepHandle(plan, wanted, drawn, scored, self._clean_up, self._health)
+        return StepHandle(plan, steps, wanted, drawn, scored, self._clean_up, self._health)
 
-    def _sample(self, logits_SV: Tensor, wanted: LogitRows) -> Drawn:
-        masks = self._grammars.masks(wanted.sample_slot_S, wanted.sample_position_S)
+    def _sample(self, logits_SV: Tensor, wanted: LogitRows, steps: Sequence[RequestStep]) -> Drawn:
+        blocks = Blocks(wanted.sample_slot_S[wanted.first_row_R], wanted.num_rows_R)
+        masks = self._masks(wanted, steps)
         rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S).with_grammar(masks)
-        sampled = sample(logits_SV, rows, self._tables.token_ids)
-        self._grammars.note(wanted.sample_slot_S, sampled.ids_L)
-        faults = {} if masks is None else masks.faults
+        if self._rounds is not None:
+            judged = self._rounds.judge(logits_SV, rows, blocks)
+        else:
+            sampled = sample(logits_SV, rows, self._tables.token_ids)
+            judged = Judged(sampled.ids_L, torch.ones_like(sampled.ids_L), sampled.fault_L)
+        self._grammars.note(blocks.slot_R, judged.ids_L, blocks.first_R, judged.num_new_R)
         where = torch.from_numpy(np.stack([wanted.sample_slot_S, wanted.sample_position_S])).to(logits_SV.device, non_blocking=True)
-        self._tables.token_ids[where[0], where[1]] = sampled.ids_L.to(torch.int32)
+        self._tables.token_ids[where[0], where[1]] = judged.ids_L.to(torch.int32)
+        if self._rounds is not None:
+            self._rounds.draft(rows, blocks, judged, self.cache)
+        faults = {} if masks is None else masks.faults
         reporting = np.flatnonzero(rows.num_logprobs_L != NOT_WANTED)
         if not len(reporting):
-            return Drawn(sampled, reporting, None, faults)
+            return Drawn(judged, reporting, None, faults)
         index = torch.from_numpy(reporting).to(logits_SV.device, non_blocking=True)
-        logprobs = logprobs_of(logits_SV[index], sampled.ids_L[index], rows.num_logprobs_L[reporting])
-        return Drawn(sampled, reporting, logprobs, faults)
+        logprobs = logprobs_of(logits_SV[index], judged.ids_L[index], rows.num_logprobs_L[reporting])
+        return Drawn(judged, reporting, logprobs, faults)
+
+    def _masks(self, wanted: LogitRows, steps: Sequence[RequestStep]) -> GrammarMasks | None:
+        drafts = None
+        if self._rounds is not None and not self._grammars.is_empty:
+            drafts = self._rounds.drafts_by_slot(steps, self._grammars.slots)
+        return self._grammars.masks(wanted.sample_slot_S, wanted.sample_position_S, drafts)
 
     def _score_prompt(self, logits_XV: Tensor, wanted: LogitRows) -> LogprobRows | None:
         if not len(logits_XV):
