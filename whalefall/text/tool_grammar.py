@@ -59,7 +59,7 @@ def read_tools(raw: Any) -> tuple[Tool, ...]:
             given = function.get("parameters")
             parameters: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
             place = f"tools[{index}].function"
-            _check_name(function["name"], f"{place}.name")
+            check_name(function["name"], f"{place}.name")
             is_strict = function.get("strict") is True
             parameters = close_objects(parameters) if is_strict else parameters
             found.append(Tool(function["name"], parameters, is_strict, f"{place}.parameters"))
@@ -208,7 +208,7 @@ def _properties(tool: Tool) -> dict[str, Any]:
     if not isinstance(properties, Mapping):
         raise _refusal(tool, f"properties must be an object, got {properties!r}")
     for name in properties:
-        _check_name(name, f"{tool.param}.properties")
+        check_name(name, f"{tool.param}.properties")
     return dict(properties)
 
 
@@ -242,7 +242,8 @@ def _text(literal: str) -> str:
     return json.dumps(literal, ensure_ascii=False)
 
 
-def _check_name(name: str, place: str) -> None:
+def check_name(name: str, place: str) -> None:
+    """Raises RequestError where a name cannot stand in a tag."""
     if not name or len(name) > 256 or _UNSPEAKABLE.search(name):
         raise RequestError(f"{place}: {name!r} cannot be written in a tool call: no quotes, < or >, no control characters", param=place)
 
