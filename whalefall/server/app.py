@@ -54,7 +54,10 @@ async def _answer(request: Request, error: Exception) -> Response:
         error = HTTPException(404, f"there is nothing at {request.url.path}")
     if isinstance(error, HTTPException) and error.status_code == 405:
         error = HTTPException(405, f"{request.method} is not allowed at {request.url.path}", headers=error.headers)
-    return envelope(error).response()
+    return envelope(error).response(request.url.path)
+
+
+_NEED_KEY = ("/v1", "/reset_prefix_cache", "/flush_cache", "/tokenize", "/detokenize")
 
 
 class _KeyCheck:
@@ -65,8 +68,10 @@ class _KeyCheck:
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(("/v1", "/reset_prefix_cache", "/flush_cache")):
-            given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["type"] == "http" and scope["path"].startswith(_NEED_KEY):
+            headers = dict(scope["headers"])
+            # Clients of the Messages protocol send it under a name of their own.
+            given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
             if not hmac.compare_digest(given, self._expected):
                 raise Unauthorized("missing or wrong API key: send it as 'Authorization: Bearer KEY'")
         await self._app(scope, receive, send)

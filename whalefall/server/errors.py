@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -21,6 +22,9 @@ log = get_logger(__name__)
 
 _HTTP_CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "body_too_large"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_MESSAGES_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+_MESSAGES_TYPES |= {429: "rate_limit_error", 503: "overloaded_error"}
+"""What the Messages protocol calls the failures that have names of their own."""
 
 
 class Unauthorized(RequestError):
@@ -49,11 +53,19 @@ class Failure:
     ) -> None:
         self.status = status
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = dict(headers or {})
 
-    def response(self) -> Response:
-        return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """The same in the form of the Messages protocol."""
+        kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.body["error"]["message"]}}
+
+    def response(self, path: str = "") -> Response:
+        """`path`: what was asked; each protocol has its own form of failure."""
+        body = self.messages_body if path.startswith("/v1/messages") else self.body
+        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
 def envelope(error: BaseException) -> Failure:
@@ -96,4 +108,4 @@ class ErrorGuard:
         except Exception as error:
             if started:
                 raise
-            await envelope(error).response()(scope, receive, send)
+            await envelope(error).response(scope["path"])(scope, receive, send)
