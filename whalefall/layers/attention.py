@@ -8,7 +8,6 @@ from torch import Tensor
 
 from whalefall.core.seams import Comm
 from whalefall.kernels.attention import sparse_mqa
-from whalefall.kernels.gemm import grouped_linear
 from whalefall.kernels.rope import rotate
 from whalefall.layers.linear import Linear, Storage
 from whalefall.layers.norm import RMSNorm
@@ -67,6 +66,5 @@ class LatentAttention(Parametric):
         o_TND = sparse_mqa(q_TND, window_kv_MD, window_index_TW, main_kv_CD, main_index_TK, self.attn_sink, self.head_dim**-0.5)
         # Values carry the key's rotation; turning back by the query's position leaves a relative one.
         o_TND = rotate(o_TND, cos_TF, sin_TF, inverse=True)
-        w_GOK = self.wo_a.dense_weight(o_TND.dtype).unflatten(0, (self.o_groups, -1))
-        z_TGO = grouped_linear(o_TND.reshape(o_TND.shape[0], self.o_groups, -1), w_GOK)
+        z_TGO = self.wo_a.grouped(o_TND.reshape(o_TND.shape[0], self.o_groups, -1))
         return self._comm.all_reduce(self.wo_b(z_TGO.flatten(1)))

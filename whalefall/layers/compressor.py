@@ -7,18 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from whalefall.kernels.compress import pool_group
-from whalefall.layers.linear import Float32Linear
+from whalefall.layers.linear import Float32Linear, Storage
 from whalefall.layers.norm import RMSNorm
 
 
 class Compressor(nn.Module):
     """Ratio 1 is a plain projection; above, a per-channel softmax over the group's tokens."""
 
-    def __init__(self, hidden_size: int, head_dim: int, ratio: int, eps: float, device: torch.device) -> None:
+    def __init__(self, hidden_size: int, head_dim: int, ratio: int, eps: float, storage: Storage) -> None:
         super().__init__()
         self.ratio = ratio
-        self.wkv = Float32Linear(hidden_size, head_dim, device)
-        self.wgate = Float32Linear(hidden_size, head_dim, device) if ratio > 1 else None
+        device, stored = storage.device, storage.wide_dtype
+        self.wkv = Float32Linear(hidden_size, head_dim, device, stored=stored)
+        self.wgate = Float32Linear(hidden_size, head_dim, device, stored=stored) if ratio > 1 else None
         self.norm = RMSNorm(head_dim, eps, device)
 
     def project(self, x_TH: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ class Storage:
     is_packed: bool
     """Keep them as stored and dequantise when used; else dequantise while loading."""
 
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """Of plain weights whose products stay float32. A GPU multiplies narrow ones as they are; a CPU would widen them at every call."""
+        return self.dtype if self.device.type == "cuda" else torch.float32
+
 
 class Linear(Parametric):
     """`quantised` says whether the checkpoint format applies to this weight at all; plain weights are always dense."""
@@ -58,6 +63,12 @@ class Linear(Parametric):
         if self.is_packed:
             return gemm.linear_fp8_tile(x_TK, self.weight, self.scale)
         return gemm.linear(x_TK, self.weight)
+
+    def grouped(self, x_TGK: Tensor) -> Tensor:
+        """One product per group, [T, G, K] -> [T, G, out / G]: the weight's rows are the groups' weights, one above the other."""
+        if self.is_packed:
+            return gemm.grouped_linear_fp8_tile(x_TGK, self.weight, self.scale)
+        return gemm.grouped_linear(x_TGK, self.weight.unflatten(0, (x_TGK.shape[1], -1)))
 
     def dense_weight(self, dtype: torch.dtype) -> Tensor:
         """[out, in] values, for callers that need another product than x @ weight.T."""

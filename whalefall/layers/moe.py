@@ -19,10 +19,11 @@ class Gate(Parametric):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, hidden_size: int, num_experts: int, per_token: int, scale: float, device: torch.device) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, per_token: int, scale: float, storage: Storage) -> None:
         super().__init__()
         self.per_token, self.scale = per_token, scale
-        self.declare("weight", (num_experts, hidden_size), torch.float32, device)
+        device = storage.device
+        self.declare("weight", (num_experts, hidden_size), storage.wide_dtype, device)
         self.declare("bias", (num_experts,), torch.float32, device)
         self.declare("bias_vl", (num_experts,), torch.float32, device)
 
@@ -104,7 +105,7 @@ class MoE(torch.nn.Module):
         self, hidden_size: int, inner: int, num_experts: int, per_token: int, *, scale: float, limit: float, storage: Storage, comm: Comm
     ) -> None:
         super().__init__()
-        self.gate = Gate(hidden_size, num_experts, per_token, scale, storage.device)
+        self.gate = Gate(hidden_size, num_experts, per_token, scale, storage)
         self.experts = Experts(num_experts, hidden_size, inner, limit, storage)
         self.shared_experts = SharedExpert(hidden_size, inner, limit, storage)
         self._comm = comm

@@ -56,7 +56,7 @@ class SparseAttention(LatentAttention):
         self.index_source = config.idx_src(layer) if self.ratio else None
         owns_kv = self.kv_source == layer
         if owns_kv:
-            self.compressor = Compressor(config.hidden_size, config.head_dim, self.ratio, config.rms_norm_eps, storage.device)
+            self.compressor = Compressor(config.hidden_size, config.head_dim, self.ratio, config.rms_norm_eps, storage)
         if self.index_source == layer:
             self.indexer = Indexer(
                 config.hidden_size,
