@@ -17,15 +17,18 @@ others, the second keeps its own copy until it ends, and holds the published one
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from whalefall.core.errors import ConfigError
 from whalefall.runtime.kvcache.block_pool import BlockPool
 from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
-from whalefall.runtime.kvcache.prefix_index import KeyChain, Node, PrefixIndex, root_key
+from whalefall.runtime.kvcache.prefix_index import KeyChain, Node, PrefixIndex, path_to, root_key
+
+_BLOCK_ID = attrgetter("block_id")
 
 
 @dataclass(eq=False, slots=True)
@@ -69,8 +72,8 @@ class LowerTiers(Protocol):
     """Where published blocks go on to, as the manager sees it (tiers/ledger.py)."""
 
     @property
-    def held_nodes(self) -> Sequence[Node]:
-        """Nodes that moves under way hold; one entry for each hold."""
+    def held_ends(self) -> Sequence[Node]:
+        """Last nodes of the sequences that moves under way hold; one entry for each hold."""
         ...
 
     @property
@@ -104,6 +107,7 @@ class CacheManager:
         self.tiers: LowerTiers | None = None
         """Told of what is published and forgotten here."""
         self._fingerprint, self._layout = fingerprint, layout
+        self._plain_root = root_key(fingerprint=fingerprint, layout=layout)
         self._pool = BlockPool(num_blocks)
         self._free_slots = list(range(num_slots - 1, -1, -1))  # a stack with slot 0 on top: low slots stay busy, high ones stay cold
         self._held: set[Reservation] = set()
@@ -137,8 +141,7 @@ class CacheManager:
         """Blocks that become free once the launched steps are done."""
         if not self._retiring:
             return 0
-        leaving = Counter(node for _, reservation in self._retiring for node in reservation.nodes)
-        shared = sum(count == node.num_holders for node, count in leaving.items())
+        shared = self.index.num_freed_by(reservation.nodes[-1] for _, reservation in self._retiring if reservation.nodes)
         return shared + sum(len(_private_blocks(reservation)) for _, reservation in self._retiring)
 
     @property
@@ -156,7 +159,8 @@ class CacheManager:
 
     def chain(self, token_ids: Sequence[int], *, salt: str = "", adapter: str = "") -> KeyChain:
         """The keys of a sequence in this cache."""
-        root = root_key(fingerprint=self._fingerprint, layout=self._layout, salt=salt, adapter=adapter)
+        is_plain = not salt and not adapter
+        root = self._plain_root if is_plain else root_key(fingerprint=self._fingerprint, layout=self._layout, salt=salt, adapter=adapter)
         return KeyChain(root, self.block_tokens, token_ids)
 
     def match(self, chain: KeyChain, num_known: int) -> list[Node]:
@@ -165,7 +169,7 @@ class CacheManager:
 
     def num_wanted(self, num_tokens: int, hit: Sequence[Node] = ()) -> int:
         """By how much `num_free_blocks` would fall if positions [0, num_tokens) were reserved on top of a hit."""
-        return self.blocks_for(num_tokens) - len(hit) + _num_idle(hit)
+        return self.blocks_for(num_tokens) - len(hit) + (self.index.num_idle_before(hit[-1]) if hit else 0)
 
     def has_room(self, num_wanted: int) -> bool:
         """Whether there are a slot and so many blocks."""
@@ -175,12 +179,12 @@ class CacheManager:
         """A slot and blocks for positions [0, num_tokens), the first of them adopted; None (and no change) when there are not enough."""
         if not self.has_room(self.num_wanted(num_tokens, hit)):
             return None
-        reservation = Reservation(self._free_slots.pop(), epoch=self.index.epoch)
+        if hit:
+            self.index.hold(hit[-1])  # before blocks are taken: they must not be evicted for their own tail
+        block_ids = [*map(_BLOCK_ID, hit), *self._take(self.blocks_for(num_tokens) - len(hit))]
+        num_tokens = len(block_ids) * self.block_tokens
+        reservation = Reservation(self._free_slots.pop(), block_ids, num_tokens, [*hit], epoch=self.index.epoch)
         self._held.add(reservation)
-        self.index.hold(hit)  # before blocks are taken: they must not be evicted for their own tail
-        reservation.nodes.extend(hit)
-        reservation.block_ids.extend([node.block_id for node in hit])
-        self.extend(reservation, num_tokens)
         return reservation
 
     def extend(self, reservation: Reservation, num_tokens: int) -> tuple[int, ...] | None:
@@ -203,27 +207,29 @@ class CacheManager:
         Returns:
             The nodes that are new in the index, in order.
         """
-        first, end = len(reservation.nodes), num_tokens // self.block_tokens
+        nodes = reservation.nodes
+        first, end = len(nodes), num_tokens // self.block_tokens
         if first >= end or reservation.epoch != self.index.epoch:
             return []
-        if reservation.nodes and not reservation.nodes[-1].is_listed:
+        parent = nodes[-1] if nodes else None
+        if parent is not None and not parent.is_listed:
             return []  # it was forgotten: nobody could find what follows
         chain.extend(token_ids)
-        fresh: list[Node] = []
-        for logical in range(first, end):
-            parent = reservation.nodes[-1] if reservation.nodes else None
-            node = self.index.find(chain.keys[logical])
-            if node is None:
-                node = self.index.publish(chain.keys[logical], reservation.block_ids[logical], parent)
-                fresh.append(node)
-            else:
-                self.counters.duplicate_blocks += 1
-                reservation.has_copies = True
-                self._note_stored(fresh, reservation, token_ids)
-            self.index.hold((node,))
-            reservation.nodes.append(node)
+        keys = chain.keys
+        if keys[first] in self.index:
+            known = self.index.match(keys, end)
+            self._move_hold(parent, known[-1])
+            nodes += known[first:]
+            self.counters.duplicate_blocks += len(known) - first
+            reservation.has_copies = True
+            first, parent = len(known), known[-1]
+        if first == end:
+            return []
+        fresh = self.index.publish(keys[first:end], reservation.block_ids[first:end], parent)
+        nodes += fresh
         self.counters.stored_blocks += len(fresh)
-        self._note_stored(fresh, reservation, token_ids)
+        if self.events is not None:
+            self._note_stored(fresh, parent, token_ids[first * self.block_tokens : end * self.block_tokens])
         if self.tiers is not None:
             self.tiers.published(fresh)
         return fresh
@@ -261,25 +267,29 @@ class CacheManager:
             path: the nodes before the first of `keys`, held by the caller; perhaps forgotten since.
             token_ids: of the sequence, from its start.
         """
-        if path and not path[-1].is_listed:
-            self._pool.release(block_ids)
-            return
-        nodes = list(path)
-        for key, block_id in zip(keys, block_ids, strict=True):
-            parent, node = nodes[-1] if nodes else None, self.index.find(key)
-            if node is None:
-                node = self.index.publish(key, block_id, parent)
-                self._note_loaded(node, token_ids[len(nodes) * self.block_tokens : (len(nodes) + 1) * self.block_tokens])
-            else:
-                self._pool.release((block_id,))
-            nodes.append(node)
-        # Held and let go, so that all of them become idle now, the last first: a parent is never idle longer than its child.
-        self.index.hold(nodes)
-        self.let_go(nodes)
+        parent = path[-1] if path else None
+        if parent is not None:
+            if not parent.is_listed:
+                self._pool.release(block_ids)
+                return
+            self.index.hold(parent)
+        num_known = 0
+        while num_known < len(keys) and (node := self.index.find(keys[num_known])) is not None:
+            self._move_hold(parent, node)
+            parent, num_known = node, num_known + 1
+        self._pool.release(block_ids[:num_known])
+        if num_known < len(keys):
+            fresh = self.index.publish(keys[num_known:], block_ids[num_known:], parent)
+            if self.events is not None:
+                first = (len(path) + num_known) * self.block_tokens
+                self._note_stored(fresh, parent, token_ids[first : first + len(fresh) * self.block_tokens])
+            parent = fresh[-1]
+        assert parent is not None
+        self.let_go(parent)  # all of them become idle now
 
-    def let_go(self, nodes: Sequence[Node]) -> None:
-        """End a hold on the nodes of a sequence, given in order."""
-        self._pool.release(self.index.let_go(nodes))
+    def let_go(self, end: Node) -> None:
+        """End a hold on a node and all before it."""
+        self._pool.release(self.index.let_go(end))
 
     def release(self, reservation: Reservation, after_step: int | None = None) -> None:
         """Give everything back: at once, or when `after_step` (the newest launched step that names it) is done."""
@@ -303,18 +313,18 @@ class CacheManager:
     def check(self) -> None:
         """Assert that every block and slot has exactly one place: free, private to one reservation, or published; and who holds what."""
         self._pool.check()
-        self.index.check()
         reservations = [*self._held, *(reservation for _, reservation in self._retiring)]
-        moving_nodes, moving_blocks = ([], []) if self.tiers is None else (self.tiers.held_nodes, self.tiers.loading_blocks)
-        holders = Counter([node for reservation in reservations for node in reservation.nodes] + list(moving_nodes))
-        nodes = {*self.index, *holders}
+        moving_ends, moving_blocks = ([], []) if self.tiers is None else (self.tiers.held_ends, self.tiers.loading_blocks)
+        ends = [*moving_ends, *(reservation.nodes[-1] for reservation in reservations if reservation.nodes)]
+        self.index.check(ends)
+        nodes = {*self.index, *(node for end in ends for node in path_to(end))}
         owned = [node.block_id for node in nodes] + [b for reservation in reservations for b in _private_blocks(reservation)]
         owned += moving_blocks
         slots = [reservation.slot for reservation in reservations]
         assert len(set(owned)) == len(owned), "a block has two owners"
         assert not any(self._pool.is_free(block_id) for block_id in owned), "a block is owned and free"
         assert len(owned) + self._pool.num_free == self._pool.num_usable, "blocks are lost"
-        assert all(holders[node] <= node.num_holders for node in nodes), "a holder is not counted"
+        assert all(r.nodes == (path_to(r.nodes[-1]) if r.nodes else []) for r in reservations), "a reservation's nodes are not one sequence"
         assert sorted([*slots, *self._free_slots]) == list(range(self.num_slots)), "slots are lost or owned twice"
         assert all(r.num_tokens == len(r.block_ids) * self.block_tokens for r in reservations), "a reservation miscounts its tokens"
         assert all(len(r.nodes) <= len(r.block_ids) for r in reservations), "a reservation holds more than its table"
@@ -322,48 +332,35 @@ class CacheManager:
 
     def _take(self, count: int) -> tuple[int, ...]:
         """Blocks that nobody remembers first; then the memory of the longest idle prefixes."""
-        evicted = [self.index.evict() for _ in range(count - self._pool.num_free)]
-        self._pool.release(node.block_id for node in evicted)
-        self.counters.evicted_blocks += len(evicted)
+        num_missing = count - self._pool.num_free
+        if num_missing <= 0:
+            return self._pool.allocate(count)
+        evicted = self.index.evict(num_missing)
+        self.counters.evicted_blocks += num_missing
         self._note_removed(evicted)
-        return self._pool.allocate(count)
+        return (*self._pool.allocate(self._pool.num_free), *map(_BLOCK_ID, evicted))
+
+    def _move_hold(self, old_end: Node | None, new_end: Node) -> None:
+        """To a later node of the same sequence."""
+        self.index.hold(new_end)
+        if old_end is not None:
+            self.index.let_go(old_end)
 
     def _free(self, reservation: Reservation) -> None:
         # Back to front: a table's last blocks are idle longest, and are overwritten before those that lead to them.
         self._pool.release(_private_blocks(reservation))
-        self._pool.release(self.index.let_go(reservation.nodes))
+        if reservation.nodes:
+            self._pool.release(self.index.let_go(reservation.nodes[-1]))
         self._free_slots.append(reservation.slot)
 
-    def _note_stored(self, fresh: Sequence[Node], reservation: Reservation, token_ids: Sequence[int]) -> None:
-        """Note the newest run of nodes: those of `fresh` that stand at the end of the reservation's nodes."""
-        if self.events is None or not fresh or reservation.nodes[-1] is not fresh[-1]:
-            return
-        end, run = len(reservation.nodes), 1
-        while run < len(fresh) and reservation.nodes[end - run - 1] is fresh[-run - 1]:
-            run += 1
-        first, parent = end - run, fresh[-run].parent
-        ids = tuple(token_ids[first * self.block_tokens : end * self.block_tokens])
-        keys = tuple(node.key for node in fresh[-run:])
-        self.events.append(BlocksStored(keys=keys, parent_key=None if parent is None else parent.key, token_ids=ids))
-
-    def _note_loaded(self, node: Node, token_ids: Sequence[int]) -> None:
+    def _note_stored(self, fresh: Sequence[Node], parent: Node | None, token_ids: Sequence[int]) -> None:
         if self.events is not None:
-            parent_key = None if node.parent is None else node.parent.key
-            self.events.append(BlocksStored(keys=(node.key,), parent_key=parent_key, token_ids=tuple(token_ids)))
+            keys = tuple(node.key for node in fresh)
+            self.events.append(BlocksStored(keys=keys, parent_key=None if parent is None else parent.key, token_ids=tuple(token_ids)))
 
     def _note_removed(self, nodes: Sequence[Node]) -> None:
         if self.events is not None and nodes:
             self.events.append(BlocksRemoved(tuple(node.key for node in nodes)))
-
-
-def _num_idle(hit: Sequence[Node]) -> int:
-    """Those of a sequence that nobody holds: its last ones, since who holds a node holds all before it."""
-    count = 0
-    for node in reversed(hit):
-        if node.num_holders:
-            break
-        count += 1
-    return count
 
 
 def _private_blocks(reservation: Reservation) -> list[int]:

@@ -16,13 +16,12 @@ not loading, and a record that never comes stops nobody.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from whalefall.runtime.kvcache.manager import CacheManager
-from whalefall.runtime.kvcache.prefix_index import Node
+from whalefall.runtime.kvcache.prefix_index import Node, path_to
 from whalefall.runtime.kvcache.tiers.cost import CostEstimate
 from whalefall.runtime.kvcache.tiers.host_book import HostBook
 from whalefall.runtime.kvcache.tiers.moves import Fetch, Load, Move, MoveReport, Probe, Remove, Store, Write
@@ -136,14 +135,13 @@ class TierLedger:
         """Device blocks that can be had when the moves under way have ended."""
         if not self._under_way:
             return 0
-        held = Counter(self.held_nodes)
         loading = sum(len(way.move.block_ids) for way in self._under_way.values() if isinstance(way.move, Load))
-        return loading + sum(count == node.num_holders for node, count in held.items())
+        return loading + self._device.index.num_freed_by(self.held_ends)
 
     @property
-    def held_nodes(self) -> list[Node]:
-        """What moves under way hold on the device; one entry for each hold."""
-        return [node for way in self._under_way.values() for node in way.path]
+    def held_ends(self) -> list[Node]:
+        """Last nodes of what moves under way hold on the device; one entry for each hold."""
+        return [way.path[-1] for way in self._under_way.values() if way.path]
 
     @property
     def loading_blocks(self) -> list[int]:
@@ -155,14 +153,14 @@ class TierLedger:
         fresh = [n for n in nodes if n.is_listed and n.key not in self.book and n.key not in self._storing]
         if not fresh:
             return
-        path = self._device.index.path_to(fresh[-1])
+        path = path_to(fresh[-1])
         self.book.touch([node.key for node in path])  # before rows are taken: a sequence is not given up for its own tail
         rows = self.book.take(len(fresh))
         self.counters.skipped_stores += len(fresh) - len(rows)
         fresh = fresh[: len(rows)]
         if not fresh:
             return
-        self._device.index.hold(path)
+        self._device.index.hold(path[-1])
         keys = tuple(node.key for node in fresh)
         self._storing.update(keys)
         then = self._plan_write(keys, rows)
@@ -206,7 +204,8 @@ class TierLedger:
                 self._end_fetch(way.move, way, report, is_void=is_void)
             case Write():
                 self._end_write(way.move, way, report)
-        self._device.let_go(way.path)  # last: what was loaded hangs on it
+        if way.path:
+            self._device.let_go(way.path[-1])  # last: what was loaded hangs on it
 
     def take_moves(self) -> list[Move]:
         moves, self._moves = self._moves, []
@@ -271,10 +270,12 @@ class TierLedger:
         end = len(path) + len(rows)
         if not rows or not self._is_hit(end) or not self.cost.is_load_worthwhile(len(rows)):
             return
-        index.hold(path)  # before blocks are taken: they must not be evicted for their own tail
+        if path:
+            index.hold(path[-1])  # before blocks are taken: they must not be evicted for their own tail
         block_ids = self._device.borrow(len(rows))
         if block_ids is None:
-            self._device.let_go(path)
+            if path:
+                self._device.let_go(path[-1])
             return
         self.book.touch(keys[:end])
         self.book.pin(rows)

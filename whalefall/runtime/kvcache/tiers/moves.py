@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the bookkeeping asks to be copied between tiers, and what it is told when that is done. Plain data: keys, rows and block numbers.
 
-`Ledger` (ledger.py) makes moves, `Mover` (mover.py) carries them out in background threads. Each move is answered by exactly one
+`TierLedger` (ledger.py) makes moves, `Mover` (mover.py) carries them out in background threads. Each move is answered by exactly one
 `MoveReport`, whatever happened; until then what it names (device blocks, host rows) stays where it is.
 
     device block ──Store──► host row ──Write──► disk
