@@ -2,11 +2,16 @@
 """How many tokens a second does the engine give on a CPU, against Hugging Face transformers on a model of equal size and depth?
 
 Ours is DeepSeek-V4.1 under continuous batching; theirs is DeepSeek-V4 (transformers has no V4.1) generating the same prompts as one
-padded static batch. Random weights, float32, greedy, end of sequence ignored, every request gives the same number of tokens. Both in one
-run and one process with the same number of threads; each figure is the better of two rounds.
+padded static batch. Random weights, float32, greedy, end of sequence ignored. Both in one run and one process with the same number of
+threads; each figure is the better of two rounds. Two kinds of load:
 
-Win: at 64 concurrent requests at least 5 times the output tokens per second.
-Run: python -m benchmarks.cpu_throughput [--threads 2] [--concurrency 1 16 64 150] [--csv out.csv]     (needs the `bench` extra)
+* `varied`, what a server sees: answers of 4 to 256 tokens, log-normal with a mean near 55. A static batch runs until its longest answer is
+  done; only the tokens that were asked for count.
+* `equal`, the kindest to a static batch: every answer has 64 tokens, so that nobody waits for anybody.
+
+Win: at 64 concurrent requests at least 5 times the output tokens per second under the varied load.
+Run: python -m benchmarks.cpu_throughput [--threads 2] [--concurrency 1 16 64 150] [--answers varied equal] [--csv out.csv]
+(needs the `bench` extra)
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import itertools
+import os
 import platform
 import random
 import subprocess
@@ -29,7 +36,8 @@ import torch
 from whalefall import LLM, SamplingParams
 from whalefall.testing.checkpoint import TINY_CONFIG, write_checkpoint
 
-OUTPUT_TOKENS = 64
+EQUAL_TOKENS = 64
+LONGEST, SHORTEST = 256, 4
 PROMPT_TOKENS = (32, 256)
 SEED = 7
 
@@ -83,17 +91,25 @@ def prompts(count: int, vocab_size: int) -> list[list[int]]:
     return [[rng.randrange(3, min(250, vocab_size)) for _ in range(rng.randint(*PROMPT_TOKENS))] for _ in range(count)]
 
 
-def run_ours(llm: LLM, ids: list[list[int]]) -> tuple[float, float]:
+def answers(kind: str, count: int) -> list[int]:
+    """Tokens asked for, per request."""
+    if kind == "equal":
+        return [EQUAL_TOKENS] * count
+    rng = random.Random(SEED + 1)
+    return [min(LONGEST, max(SHORTEST, round(rng.lognormvariate(3.6, 0.9)))) for _ in range(count)]
+
+
+def run_ours(llm: LLM, ids: list[list[int]], lengths: list[int]) -> tuple[float, float]:
     """(seconds in all, mean seconds to the first token)."""
-    params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
     begin = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": p} for p in ids], params, use_tqdm=False)
     seconds = time.perf_counter() - begin
-    assert all(len(o.outputs[0].token_ids) == OUTPUT_TOKENS for o in outputs)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
     return seconds, sum(o.metrics.time_to_first_token for o in outputs) / len(outputs)
 
 
-def run_theirs(model: Any, ids: list[list[int]]) -> tuple[float, float]:
+def run_theirs(model: Any, ids: list[list[int]], lengths: list[int]) -> tuple[float, float]:
     width = max(map(len, ids))
     padded = torch.tensor([[2] * (width - len(p)) + p for p in ids])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in ids])
@@ -104,9 +120,9 @@ def run_theirs(model: Any, ids: list[list[int]]) -> tuple[float, float]:
         model.generate(padded, max_new_tokens=1, **options)
         first = time.perf_counter() - begin
         begin = time.perf_counter()
-        out = model.generate(padded, max_new_tokens=OUTPUT_TOKENS, **options)
+        out = model.generate(padded, max_new_tokens=max(lengths), **options)
         seconds = time.perf_counter() - begin
-    assert out.shape[1] == width + OUTPUT_TOKENS
+    assert out.shape[1] == width + max(lengths)
     return seconds, first
 
 
@@ -114,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64, 150])
+    parser.add_argument("--answers", nargs="+", choices=("varied", "equal"), default=["varied", "equal"])
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--skip-theirs", action="store_true")
     args = parser.parse_args()
@@ -127,25 +144,28 @@ def main() -> None:
         sizes = {"whalefall": llm.config.weights_bytes // 4}
         if theirs is not None:
             sizes["transformers"] = sum(p.numel() for p in theirs.parameters())
-        run_ours(llm, prompts(2, vocab))
-        for count in args.concurrency:
-            ids = prompts(count, vocab)
-            results = {"whalefall": min(run_ours(llm, ids) for _ in range(2))}
+        run_ours(llm, prompts(2, vocab), [EQUAL_TOKENS] * 2)
+        for kind, count in itertools.product(args.answers, args.concurrency):
+            ids, lengths = prompts(count, vocab), answers(kind, count)
+            results = {"whalefall": min(run_ours(llm, ids, lengths) for _ in range(2))}
             if theirs is not None:
-                results["transformers"] = min(run_theirs(theirs, ids) for _ in range(2))
+                results["transformers"] = min(run_theirs(theirs, ids, lengths) for _ in range(2))
             for engine, (seconds, ttft) in results.items():
                 rows.append(
                     {
                         "commit": _git("rev-parse", "--short", "HEAD"),
                         "date": datetime.date.today().isoformat(),
                         "device": platform.machine() + f" x{args.threads} threads",
+                        "load_average": round(os.getloadavg()[0], 1),
                         "torch": torch.__version__,
                         "engine": engine,
                         "parameters": sizes[engine],
+                        "answers": kind,
                         "concurrency": count,
-                        "output_tokens_per_s": round(count * OUTPUT_TOKENS / seconds, 1),
+                        "output_tokens": sum(lengths),
+                        "output_tokens_per_s": round(sum(lengths) / seconds, 1),
                         "mean_ttft_ms": round(ttft * 1e3, 1),
-                        "times_transformers": round(results.get("transformers", (0.0,))[0] / seconds, 2),
+                        "times_transformers": round(results["transformers"][0] / seconds, 2) if theirs is not None else "",
                     }
                 )
                 print(rows[-1], flush=True)
