@@ -20,10 +20,8 @@ from whalefall.server import health, metrics
 from whalefall.server.config import ServerConfig
 from whalefall.server.door import Door, Engine
 from whalefall.server.errors import ErrorGuard, Unauthorized, envelope
-from whalefall.server.openai.chat import chat_completions
-from whalefall.server.openai.completions import completions
-from whalefall.server.openai.schema import ChatRequest, CompletionRequest
 from whalefall.server.pages.routes import pages_router
+from whalefall.server.protocols import protocol_router
 
 
 def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
@@ -32,13 +30,7 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.state.registry = metrics.registry_for(app.state.door, vllm_names=config.vllm_metrics)
     app.include_router(health.router)
     app.include_router(pages_router())
-    for path, endpoint, schema in (
-        ("/v1/chat/completions", chat_completions, ChatRequest),
-        ("/v1/completions", completions, CompletionRequest),
-    ):
-        # The body is read and checked by hand (size limit, own envelope); the document still shows its schema.
-        content = {"application/json": {"schema": schema.model_json_schema()}}
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra={"requestBody": {"content": content}})
+    app.include_router(protocol_router())
     app.add_exception_handler(WhalefallError, _answer)
     app.add_exception_handler(HTTPException, _answer)
     if config.api_key is not None:

@@ -5,17 +5,31 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
+from whalefall.core.errors import RequestError
+from whalefall.core.sampling import SamplingParams
 from whalefall.observe.log import RequestLog, get_logger
-from whalefall.server.door import Door
+from whalefall.server.door import Door, Engine
 from whalefall.server.errors import GenerationFailed
 
 log = get_logger(__name__)
+_PARSER_MARKERS = ("<think>", "</think>", "｜DSML｜")
+"""Tokens that the parser must see, whether the vocabulary calls them special or not."""
+_TURN_MARKERS = (
+    "<｜System｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜latest_reminder｜>",
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+)
+"""Never part of an answer, even where the vocabulary does not call them special."""
 
 
 @dataclass(slots=True)
@@ -93,3 +107,30 @@ def check_fault(output: Any) -> None:
         if choice.finish_reason == "error":
             reason = getattr(output, "error", None) or choice.stop_reason
             raise GenerationFailed(f"the engine failed on this request: {reason}" if reason else "the engine failed on this request")
+
+
+def hidden_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that chat answers leave out: control tokens other than those the parser must see."""
+    seen, turns = ({tokenizer.token_to_id(marker) for marker in markers} for markers in (_PARSER_MARKERS, _TURN_MARKERS))
+    return frozenset((tokenizer.special_ids | turns) - seen - {None})
+
+
+def validate(engine: Engine, token_ids: Sequence[int], sampling: SamplingParams, param: str) -> None:
+    """The engine's own check; what it calls the prompt, the client wrote under `param`."""
+    try:
+        engine.validate(token_ids, sampling)
+    except RequestError as error:
+        if error.param == "prompt":
+            error.param = param
+        raise
+
+
+def content_size(messages: Any) -> int:
+    """At most the number of bytes of text in a list of messages, and 0 for anything malformed, which the codec will refuse."""
+    if isinstance(messages, str):
+        return len(messages)
+    if not isinstance(messages, list):
+        return 0
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part.get("text") for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return sum(len(text) for text in [*contents, *parts] if isinstance(text, str))

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from whalefall.core.errors import BadSampling, RequestError
+from whalefall.core.errors import BadSampling
 from whalefall.core.request import FinishReason
 from whalefall.core.sampling import MAX_LOGPROBS, SamplingParams
 from whalefall.core.structure import StructuredSpec
@@ -21,22 +21,10 @@ from whalefall.server import sse
 from whalefall.server.body import parse, read_json
 from whalefall.server.door import Door, Engine
 from whalefall.server.fan import Fan
-from whalefall.server.openai.answer import Envelope, Usage, check_fault, respond
+from whalefall.server.openai.answer import Envelope, Usage, check_fault, content_size, hidden_ids, respond, validate
 from whalefall.server.openai.logprobs import chat_entry, prompt_entries
 from whalefall.server.openai.schema import ChatRequest, check_logprobs
 from whalefall.text.chat import ChatPrompt, Delta, ToolCallDelta
-
-_PARSER_MARKERS = ("<think>", "</think>", "｜DSML｜")
-"""Tokens that the parser must see, whether the vocabulary calls them special or not."""
-_TURN_MARKERS = (
-    "<｜System｜>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<｜latest_reminder｜>",
-    "<｜begin▁of▁sentence｜>",
-    "<｜end▁of▁sentence｜>",
-)
-"""Never part of an answer, even where the vocabulary does not call them special."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -50,7 +38,7 @@ async def chat_completions(request: Request) -> Response:
     if ask.num_choices > door.config.max_choices:
         raise BadSampling(f"n must be at most {door.config.max_choices}, got {ask.num_choices}", param="n")
     sampling = _sampling(ask, prompt, engine, prompt.structure(content, engine.tokenizer.token_to_id("</think>")))
-    _validate(engine, prompt, sampling)
+    validate(engine, prompt.token_ids, sampling, "messages")
     await engine.prepare(sampling)
     conversation = _Conversation(door, engine, ask, prompt, sampling)
     if ask.stream:
@@ -58,41 +46,16 @@ async def chat_completions(request: Request) -> Response:
     return await sse.until_disconnect(request.receive, conversation.whole())
 
 
-def _validate(engine: Engine, prompt: ChatPrompt, sampling: SamplingParams) -> None:
-    try:
-        engine.validate(prompt.token_ids, sampling)
-    except RequestError as error:
-        if error.param == "prompt":  # the engine's word for it; here the client wrote messages
-            error.param = "messages"
-        raise
-
-
 async def _encode(door: Door, body: dict[str, Any], ask: ChatRequest) -> ChatPrompt:
-    size = _content_size(body.get("messages"))
+    size = content_size(body.get("messages"))
     return await door.encode(lambda: door.codec.encode(body, ask.stop or ()), size, "messages")
-
-
-def _content_size(messages: Any) -> int:
-    """At most the number of bytes of text in the messages, and 0 for anything malformed, which the codec will refuse."""
-    if not isinstance(messages, list):
-        return 0
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = [part.get("text") for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    return sum(len(text) for text in [*contents, *parts] if isinstance(text, str))
 
 
 def _sampling(ask: ChatRequest, prompt: ChatPrompt, engine: Engine, structure: StructuredSpec | None) -> SamplingParams:
     limit, max_logprobs = ask.token_limit, engine.config.max_logprobs
     check_logprobs(ask.top_logprobs, "top_logprobs", max_logprobs if max_logprobs >= 0 else MAX_LOGPROBS)
-    return ask.sampling(
-        max_logprobs,
-        max_tokens=prompt.default_max_tokens(engine.config.max_model_len) if limit is None else limit,
-        logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
-        stop=(),  # the parser looks for them
-        include_stop_str_in_output=False,
-        structured_outputs=structure,
-        skip_special_tokens=False,  # the parser must see its markers; the others are left out here
-    )
+    chosen = prompt.default_max_tokens(engine.config.max_model_len) if limit is None else limit
+    return ask.chat_sampling(max_logprobs, chosen, structure, logprobs=(ask.top_logprobs or 0) if ask.logprobs else None)
 
 
 class _Choice:
@@ -112,7 +75,7 @@ class _Choice:
         self._include_stop = bool(ask.include_stop_str_in_output)
         self._tokenizer = tokenizer
         self._parser = prompt.parser()
-        self._hidden = frozenset() if ask.skip_special_tokens is False else _hidden_ids(tokenizer)
+        self._hidden = frozenset() if ask.skip_special_tokens is False else hidden_ids(tokenizer)
 
     def feed(self, output: Any) -> Delta:
         """One step's output of the engine -> what it adds to the answer. What lies behind a stop string is dropped."""
@@ -156,16 +119,12 @@ class _Choice:
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.answer.content}
         if self.answer.reasoning:
-            message["reasoning_content"] = self.answer.reasoning
+            # Clients look under either name.
+            message["reasoning_content"] = message["reasoning"] = self.answer.reasoning
         if self.answer.tool_calls:
             message["content"] = self.answer.content or None
             message["tool_calls"] = [_tool_call(call) for call in _whole_calls(self.answer.tool_calls)]
         return message
-
-
-def _hidden_ids(tokenizer: Any) -> frozenset[int]:
-    seen, turns = ({tokenizer.token_to_id(marker) for marker in markers} for markers in (_PARSER_MARKERS, _TURN_MARKERS))
-    return frozenset((tokenizer.special_ids | turns) - seen - {None})
 
 
 def _whole_calls(pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
@@ -183,7 +142,7 @@ def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
 def _delta_json(delta: Delta) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if delta.reasoning:
-        fields["reasoning_content"] = delta.reasoning
+        fields["reasoning_content"] = fields["reasoning"] = delta.reasoning
     if delta.content:
         fields["content"] = delta.content
     if delta.tool_calls:

@@ -97,17 +97,17 @@ class GenerationRequest(BaseModel):
     @classmethod
     def _refuse_what_is_missing(cls, body: Any) -> Any:
         if body.get("use_beam_search"):
-            _refuse("use_beam_search", "beam search is not supported")
+            refuse("use_beam_search", "beam search is not supported")
         return body
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationRequest:
         if self.cache_salt == "":
-            _refuse("cache_salt", "cache_salt must not be empty; leave it out for none")
+            refuse("cache_salt", "cache_salt must not be empty; leave it out for none")
         if self.stream_options is not None and not self.stream:
-            _refuse("stream_options", "stream_options needs stream: true")
+            refuse("stream_options", "stream_options needs stream: true")
         if self.stream and self.prompt_logprobs is not None:
-            _refuse("prompt_logprobs", "prompt_logprobs cannot be streamed: ask without stream")
+            refuse("prompt_logprobs", "prompt_logprobs cannot be streamed: ask without stream")
         return self
 
     @property
@@ -145,6 +145,11 @@ class GenerationRequest(BaseModel):
             check_logprobs(merged.get(name), name, max_logprobs)
         return SamplingParams(**merged)
 
+    def chat_sampling(self, max_logprobs: int, limit: int, structure: StructuredSpec | None, **chosen: Any) -> SamplingParams:
+        """Of a conversation: the parser looks for stop strings and must see its markers; the others are left out behind it."""
+        fixed: dict[str, Any] = {"stop": (), "include_stop_str_in_output": False, "skip_special_tokens": False}
+        return self.sampling(max_logprobs, **{**fixed, "max_tokens": limit, "structured_outputs": structure, **chosen})
+
 
 def check_logprobs(value: int | None, name: str, limit: int) -> None:
     """limit -1: any number, and -1 for the whole vocabulary."""
@@ -162,11 +167,11 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            _refuse("top_logprobs", "top_logprobs needs logprobs: true")
+            refuse("top_logprobs", "top_logprobs needs logprobs: true")
         if self.max_completion_tokens is not None and self.max_completion_tokens < 1:
-            _refuse("max_completion_tokens", f"max_completion_tokens must be at least 1, got {self.max_completion_tokens}")
+            refuse("max_completion_tokens", f"max_completion_tokens must be at least 1, got {self.max_completion_tokens}")
         if self.max_tokens is not None and self.max_tokens < 1:
-            _refuse("max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}")
+            refuse("max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}")
         return self
 
     @property
@@ -206,13 +211,13 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
         if self.prompt is None:
-            _refuse("prompt", "prompt is missing")
+            refuse("prompt", "prompt is missing")
         if self.suffix not in (None, ""):
-            _refuse("suffix", "suffix is not supported: this server does not fill in the middle")
+            refuse("suffix", "suffix is not supported: this server does not fill in the middle")
         if self.best_of is not None and self.best_of != self.num_choices:
-            _refuse("best_of", f"best_of must equal n ({self.num_choices}) or be absent, got {self.best_of}")
+            refuse("best_of", f"best_of must equal n ({self.num_choices}) or be absent, got {self.best_of}")
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            _refuse("max_tokens", "max_tokens is 0: nothing to do unless echo or prompt_logprobs asks to score the prompt")
+            refuse("max_tokens", "max_tokens is 0: nothing to do unless echo or prompt_logprobs asks to score the prompt")
         return self
 
 
@@ -227,7 +232,7 @@ def _are_ids(value: list[Any]) -> bool:
     return all(type(item) is int and 0 <= item < 2**31 for item in value)
 
 
-def _refuse(param: str, message: str) -> NoReturn:
+def refuse(param: str, message: str) -> NoReturn:
     raise RequestError(message, param=param)
 
 

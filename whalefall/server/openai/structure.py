@@ -59,10 +59,37 @@ def _response_format(value: Any) -> StructuredSpec | None:
     inner = value.get("json_schema")
     if not isinstance(inner, Mapping):
         raise RequestError(f"{place}.json_schema must be an object with a schema, got {_short(inner)}", param=f"{place}.json_schema")
+    return _schema_rule(inner, f"{place}.json_schema")
+
+
+def read_flat_format(value: Any, place: str) -> tuple[StructuredSpec | None, dict[str, Any] | None]:
+    """The format of a Responses or Messages body, whose schema stands in it directly: the rule, and the same as a `response_format`."""
+    if value is None:
+        return None, None
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{place} must be an object, got {_short(value)}", param=place)
+    kind = value.get("type")
+    if kind == "text":
+        return None, None
+    if kind == "json_object":
+        return spec_of("json_object", True, place), {"type": "json_object"}
+    if kind != "json_schema":
+        raise RequestError(f"{place}.type must be text, json_object or json_schema, got {_short(kind)}", param=f"{place}.type")
+    return _schema_rule(value, place), {"type": "json_schema", "json_schema": {"schema": value.get("schema")}}
+
+
+def one_rule(first: StructuredSpec | None, second: StructuredSpec | None) -> StructuredSpec | None:
+    """The one of two that is there. Raises RequestError when both are."""
+    if first is not None and second is not None:
+        raise RequestError(f"one rule for the answer at a time, got {first.param}, {second.param}", param=second.param)
+    return first or second
+
+
+def _schema_rule(inner: Mapping[str, Any], place: str) -> StructuredSpec:
     schema, strict = inner.get("schema"), inner.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise RequestError(f"{place}.json_schema.strict must be true or false, got {_short(strict)}", param=f"{place}.json_schema.strict")
-    spec = spec_of("json", schema, f"{place}.json_schema.schema")  # checks depth and size first
+        raise RequestError(f"{place}.strict must be true or false, got {_short(strict)}", param=f"{place}.strict")
+    spec = spec_of("json", schema, f"{place}.schema")  # checks depth and size first
     return spec_of("json", close_objects(schema), spec.param) if strict and isinstance(schema, Mapping) else spec
 
 
