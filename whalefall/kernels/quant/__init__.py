@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number formats: FP8 tiles, FP8 rows, MXFP4, NVFP4."""
+"""Number formats: FP8 tiles, FP8 rows, MXFP4, NVFP4. On a GPU: triton for what a step uses, else the reference."""
 
 from whalefall.kernels.quant.reference import (
     dequantize_fp8_row,
@@ -12,6 +12,10 @@ from whalefall.kernels.quant.reference import (
     quantize_fp8_tile,
     quantize_mxfp4,
 )
+from whalefall.kernels.triton_env import has_triton
+
+if has_triton():
+    from whalefall.kernels.quant import triton as _triton  # noqa: F401  registers its twins
 
 __all__ = [
     "dequantize_fp8_row",

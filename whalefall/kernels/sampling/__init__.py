@@ -4,6 +4,10 @@
 from whalefall.kernels.sampling.random import Purpose, exponential_noise, random_bits
 from whalefall.kernels.sampling.reference import NO_LIMIT, apply_bitmask, argmax, count_tokens, draw, keep_top, penalise, rank, top_ids
 from whalefall.kernels.sampling.verify import MAX_BLOCK, accept_block, accept_standard, block_purpose
+from whalefall.kernels.triton_env import has_triton
+
+if has_triton():
+    from whalefall.kernels.sampling import triton as _triton  # noqa: F401  registers its twins
 
 __all__ = [
     "MAX_BLOCK",
