@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from whalefall import LLM, EngineConfig
 from whalefall.core.cache_spec import CacheSpec, GrowingField, RingField
 from whalefall.core.errors import ConfigError
 from whalefall.engine.config import describe_options
+from whalefall.engine.drafting import DraftPlan, plan_drafts
 from whalefall.engine.facts import DeviceFacts, ModelFacts, WeightFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.resolve import GIB, resolve
 from whalefall.models.definition import WeightKind
@@ -54,7 +56,8 @@ def problems(user: EngineConfig, model: ModelFacts = MODEL, device: DeviceFacts 
 def test_every_open_choice_becomes_a_value_with_a_reason() -> None:
     resolved = resolve(USER, MODEL, CPU)
     values = {f.name: getattr(resolved, f.name) for f in fields(resolved)}
-    assert [name for name, value in values.items() if value in (None, "auto")] == ["kv_events", "seed", "tiers"]  # None is a value of these
+    open_ones = [name for name, value in values.items() if value in (None, "auto")]
+    assert open_ones == ["kv_events", "drafts", "seed", "tiers"]  # None is a value of these
     assert (resolved.dtype, resolved.weights, resolved.kv_cache_dtype) == ("float32", "dense", "unrounded")
     assert (resolved.max_num_seqs, resolved.num_slots, resolved.async_scheduling) == (256, 256, False)
     assert "user" not in resolved.chosen_by.values() and all(resolved.chosen_by.values())
@@ -186,3 +189,28 @@ def test_an_unknown_option_is_named_with_its_neighbour() -> None:
         EngineConfig.from_options({"model": "m", "max_modellen": 3})
     with pytest.raises(ConfigError, match="model is missing"):
         EngineConfig.from_options({})
+
+
+@pytest.mark.parametrize("draft", ["", "on", "fixed", "fixed:0", "fixed:-1", "fixed:x", "fixed:3 ", "3", 3])
+def test_a_draft_length_that_is_none_is_refused_at_once(draft: object) -> None:
+    (problem,) = problems(replace(USER, draft=draft))  # type: ignore[arg-type]
+    assert "draft is" in problem
+
+
+def test_who_drafts_and_how_far_is_checked_against_the_checkpoint() -> None:
+    bare: Any
+    own: Any
+    bare = SimpleNamespace(own_drafter=None)
+    own = SimpleNamespace(own_drafter=lambda config: ("dspark", 5))
+    assert plan_drafts(USER, own, None) is None
+    user = replace(USER, draft="fixed:5")
+    assert plan_drafts(user, bare, None) == DraftPlan(drafter="ngram", num_drafts=5, acceptance="exact")
+    plan = plan_drafts(user, own, None)
+    assert plan is not None and plan.is_own and plan.drafter == "dspark"
+    for wrong, definition, hint in (
+        (replace(user, drafter="dspark"), bare, "use --drafter ngram"),
+        (replace(user, draft="fixed:6"), own, "fixed:5 or less"),
+        (replace(user, draft="fixed:17", drafter="ngram"), own, "fixed:16 or less"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            plan_drafts(wrong, definition, None)

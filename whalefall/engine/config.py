@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -64,6 +65,13 @@ class EngineConfig:
     """JSON with vLLM's keys (endpoint, replay_endpoint, topic, ...): tell routers over ZMQ which blocks are cached; default: no events."""
     async_scheduling: bool | None = None
     """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
+    draft: str = "off"
+    """Speculation: off, or fixed:K to verify up to K drafted tokens per request and step. Only the speed changes."""
+    drafter: Literal["auto", "ngram", "dspark"] = "auto"
+    """Who drafts: ngram looks for repetition in prompt and answer, dspark is the model's own; auto: the model's own if it brings one."""
+    draft_acceptance: Literal["exact", "standard", "block"] = "exact"
+    """exact: the tokens of a seed are those without drafts; standard, block: rejection sampling, which keeps more of a model's drafts at a
+    temperature, with other tokens of the same distribution."""
     max_logprobs: int = 20
     """Alternatives per token a request may ask for; -1: any number, the whole vocabulary too."""
     seed: int | None = None
@@ -132,10 +140,20 @@ def check_options(config: EngineConfig) -> list[str]:
         value = getattr(config, name)
         if isinstance(value, int | float) and value < lowest:
             problems.append(f"{name} is {value}, must be at least {lowest}")
+    if num_drafts_of(config.draft) is None and isinstance(config.draft, str):
+        problems.append(f"draft is {config.draft!r}, must be off or fixed:K, with K from 1, such as fixed:3")
     share = config.gpu_memory_utilization
     if isinstance(share, int | float) and not 0 < share <= 1:
         problems.append(f"gpu_memory_utilization is {share}, must be in (0, 1]")
     return problems
+
+
+def num_drafts_of(draft: object) -> int | None:
+    """0 for "off", K for "fixed:K"; None for anything else."""
+    if draft == "off":
+        return 0
+    found = re.fullmatch(r"fixed:([1-9]\d{0,3})", draft) if isinstance(draft, str) else None
+    return None if found is None else int(found[1])
 
 
 def _wrong_types(config: EngineConfig) -> list[str]:

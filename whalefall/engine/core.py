@@ -23,7 +23,7 @@ from whalefall.core.seams import Clock
 from whalefall.engine.grammar_gate import GrammarGate
 from whalefall.engine.tier_pump import TierPump
 from whalefall.observe.log import get_logger
-from whalefall.observe.metrics import EngineGauges, ThroughputReport
+from whalefall.observe.metrics import DraftStats, EngineGauges, ThroughputReport
 from whalefall.runtime.kvcache.events import CacheEvent
 from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.scheduler.scheduler import Scheduler
@@ -94,6 +94,8 @@ class EngineCore:
         self._pending: _Launched | None = None
         self._open: set[str] = set()
         self._num_steps = self._num_rows = self._num_drawn = self._num_mismatches = 0
+        most = scheduler.config.num_drafts
+        self._drafts = DraftStats(accepted_per_place=[0] * most) if most else None
         self._report = ThroughputReport(stats_interval_s) if stats_interval_s > 0 else None
         self._publish()
 
@@ -180,6 +182,7 @@ class EngineCore:
         due, self._pending = (self._pending, launched) if self._is_one_step_ahead else (launched, None)
         if due is not None:
             result = due.handle.wait()
+            self._note_drafts(result)
             self._num_mismatches = result.health.get("ring_tag_mismatch", 0)
             updates = self.scheduler.commit(due.plan, result, self._clock.now_s())
             self._tiers.submit_moves()
@@ -192,6 +195,12 @@ class EngineCore:
         if launched is None and self._gate:
             self._gate.rest(GRAMMAR_WAIT_S)
         return []
+
+    def _note_drafts(self, result: StepResult) -> None:
+        if self._drafts is not None:
+            for gave in result.results:
+                if gave.num_drafts and gave.fault is None:
+                    self._drafts.note(gave.num_drafts, len(gave.token_ids) - 1)
 
     def _launch(self, plan: StepPlan) -> _Launched:
         self._num_steps += 1
@@ -264,6 +273,7 @@ class EngineCore:
             prefix_stored_blocks=cache.counters.stored_blocks,
             prefix_evicted_blocks=cache.counters.evicted_blocks,
             ring_tag_mismatches=self._num_mismatches,
+            drafts=None if self._drafts is None else self._drafts.copy(),
             tiers=self._tiers.stats(),
         )
         if self._report is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from whalefall.core.cache_spec import DTYPE_BYTES, CacheSpec
+from whalefall.engine.drafting import DraftPlan
 from whalefall.models.definition import WeightKind
 
 DtypeName = Literal["float32", "bfloat16"]
@@ -104,7 +105,9 @@ class ModelFacts:
     history_tokens: int
     weights: WeightSizes
     cache_spec: Callable[[DtypeName, Literal["packed", "dense"], Literal["model", "unrounded"], int], CacheSpec]
-    """(dtype, weights, kv_cache_dtype, block_tokens) -> what the caches need."""
+    """(dtype, weights, kv_cache_dtype, block_tokens) -> what the caches need, those of the drafter among them."""
+    drafts: DraftPlan | None = None
+    """None: no speculation."""
 
 
 _SCALE_ENDINGS = (".scale", "_scale", "_scale_inv")

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.errors import ConfigError
 from whalefall.engine.config import EngineConfig, check_options
+from whalefall.engine.drafting import DraftPlan
 from whalefall.engine.facts import DeviceFacts, DtypeName, ModelFacts
 from whalefall.engine.kv_events import KvEventsConfig
 from whalefall.runtime.kvcache.tiers.layout import RecordLayout
@@ -60,6 +61,8 @@ class ResolvedConfig:
     """Whether a request keeps more than blocks."""
     kv_events: KvEventsConfig | None = None
     async_scheduling: bool
+    drafts: DraftPlan | None = None
+    """None: no speculation."""
     max_logprobs: int
     seed: int | None
     stats_interval_s: float
@@ -187,6 +190,7 @@ class _Resolver:
             has_fixed_state=spec.snapshot_bytes > 0,
             kv_events=kv_events,
             async_scheduling=is_ahead,
+            drafts=model.drafts,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
             stats_interval_s=user.stats_interval_s,

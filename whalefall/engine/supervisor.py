@@ -302,11 +302,14 @@ def _with_counts(now: EngineGauges, before: EngineGauges) -> EngineGauges:
     tiers = now.tiers if now.tiers is not None or before.tiers is None else TierStats()
     if tiers is not None and before.tiers is not None:
         tiers = replace(tiers, **_sums(tiers, before.tiers))
-    return replace(now, **_sums(now, before), tiers=tiers)
+    drafts = now.drafts or before.drafts
+    if now.drafts is not None and before.drafts is not None:
+        drafts = now.drafts.plus(before.drafts)
+    return replace(now, **_sums(now, before), tiers=tiers, drafts=drafts)
 
 
 def _sums(now: Any, before: Any) -> dict[str, Any]:
-    names = [field.name for field in fields(now) if field.name not in _OF_THE_MOMENT and field.name != "tiers"]
+    names = [field.name for field in fields(now) if field.name not in _OF_THE_MOMENT and field.name not in ("tiers", "drafts")]
     return {name: getattr(now, name) + getattr(before, name) for name in names}
 
 

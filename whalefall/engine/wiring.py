@@ -16,19 +16,22 @@ from typing import Any, Literal
 import torch
 
 from whalefall.core.cache_spec import CacheSpec
-from whalefall.core.seams import Clock, LocalComm, MonotonicClock
+from whalefall.core.seams import Clock, Drafter, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
+from whalefall.engine.drafting import DraftPlan, plan_drafts
 from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.kv_events import KvEventPublisher
 from whalefall.engine.opened import OpenModel, read_folder
 from whalefall.engine.resolve import ResolvedConfig, resolve
 from whalefall.engine.tiers import build_tiers
-from whalefall.models.definition import BuildContext, ModelConfig, ModelDefinition, WeightKind
+from whalefall.models.definition import BuildContext, BuiltModel, ModelConfig, ModelDefinition, WeightKind
 from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
+from whalefall.runtime.spec.ngram import NgramDrafter
+from whalefall.runtime.spec.rounds import SpecConfig
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
 from whalefall.weights.fingerprint import fingerprint
@@ -55,19 +58,27 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None, cloc
 
 def open_model(config: EngineConfig) -> OpenModel:
     folder = read_folder(config)
-    facts = _model_facts(folder.model_dir, folder.definition, folder.model_config)
+    drafts = plan_drafts(config, folder.definition, folder.model_config)
+    facts = _model_facts(folder.model_dir, folder.definition, folder.model_config, drafts)
     return folder.opened(resolve(config, facts, find_device(config.device)))
 
 
 def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: Clock | None = None) -> EngineCore:
     config, definition, model_config = opened.config, opened.definition, opened.model_config
-    context = _build_context(opened.model_dir, config.device, config.dtype, config.weights, config.kv_cache_dtype)
+    context = _build_context(opened.model_dir, config.device, config.dtype, config.weights, config.kv_cache_dtype, config.drafts)
     built = definition.build(model_config, context)
     report = load_checkpoint(opened.model_dir, definition.weight_map(model_config), built.sink, progress=progress)
     log.info("%s", format_report(report))
     spec, scheduler_config = definition.cache_spec(model_config, context, config.block_size), _scheduler_config(config)
     grammars = opened.grammar_store()
-    worker = Worker(built.model, spec, _worker_config(config, scheduler_config, context.device), grammars)
+    worker = Worker(
+        built.model,
+        spec,
+        _worker_config(config, scheduler_config, context.device),
+        grammars,
+        drafter=_drafter(config.drafts, built),
+        speculation=_speculation(config.drafts),
+    )
     cache = CacheManager(
         config.num_blocks,
         config.block_size,
@@ -77,6 +88,7 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     )
     log.info("memory at start:\n%s", config.memory_table(_module_bytes(built.model)))
     log.info("%s", _about_prefix_cache(config, scheduler_config))
+    log.info("speculation: %s", "off" if config.drafts is None else config.drafts.text)
     ledger, mover = build_tiers(config, spec, worker.cache, cache) or (None, None)
     return EngineCore(
         Scheduler(scheduler_config, cache, tiers=ledger),
@@ -90,9 +102,9 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     )
 
 
-def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig) -> ModelFacts:
+def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig, drafts: DraftPlan | None = None) -> ModelFacts:
     def cache_spec(dtype: str, weights: Any, kv_cache_dtype: Any, block_tokens: int) -> CacheSpec:
-        return definition.cache_spec(model_config, _build_context(model_dir, "cpu", dtype, weights, kv_cache_dtype), block_tokens)
+        return definition.cache_spec(model_config, _build_context(model_dir, "cpu", dtype, weights, kv_cache_dtype, drafts), block_tokens)
 
     shards, weight_map = ShardSet.open(model_dir), definition.weight_map(model_config)
     check_checkpoint(shards, weight_map)  # the loader checks again; here it comes before seconds of building
@@ -104,24 +116,42 @@ def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: Mod
         max_position_embeddings=model_config.max_position_embeddings,
         decoder_window=model_config.decoder_window,
         history_tokens=model_config.history_tokens,
-        weights=_weight_sizes(model_dir, definition, model_config) or weight_facts(headers, weight_map.tensors),
+        weights=_weight_sizes(model_dir, definition, model_config, drafts) or weight_facts(headers, weight_map.tensors),
         cache_spec=cache_spec,
+        drafts=drafts,
     )
 
 
-def _weight_sizes(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig) -> WeightFootprint | None:
+def _weight_sizes(
+    model_dir: Path, definition: ModelDefinition, model_config: ModelConfig, drafts: DraftPlan | None
+) -> WeightFootprint | None:
     footprint = definition.footprint
     if footprint is None:
         return None
 
     @cache
     def kinds(dtype: str, weights: Literal["packed", "dense"]) -> tuple[WeightKind, ...]:
-        return footprint(model_config, _build_context(model_dir, "cpu", dtype, weights, "unrounded"))
+        return footprint(model_config, _build_context(model_dir, "cpu", dtype, weights, "unrounded", drafts))
 
     return WeightFootprint(kinds)
 
 
-def _build_context(model_dir: Path, device: str, dtype: str, weights: Any, kv_cache_dtype: Any) -> BuildContext:
+def _drafter(drafts: DraftPlan | None, built: BuiltModel) -> Drafter | None:
+    if drafts is None:
+        return None
+    if not drafts.is_own:
+        return NgramDrafter(max_draft_tokens=drafts.num_drafts)
+    assert built.drafter is not None, f"the family says that this checkpoint brings {drafts.drafter}, and has not built it"
+    return built.drafter
+
+
+def _speculation(drafts: DraftPlan | None) -> SpecConfig | None:
+    return None if drafts is None else SpecConfig(num_drafts=drafts.num_drafts, acceptance=drafts.acceptance)
+
+
+def _build_context(
+    model_dir: Path, device: str, dtype: str, weights: Any, kv_cache_dtype: Any, drafts: DraftPlan | None = None
+) -> BuildContext:
     return BuildContext(
         dtype=getattr(torch, dtype),
         device=torch.device(device),
@@ -129,6 +159,8 @@ def _build_context(model_dir: Path, device: str, dtype: str, weights: Any, kv_ca
         kv_cache_dtype=kv_cache_dtype,
         comm=LocalComm(),
         model_dir=model_dir,
+        max_draft_tokens=0 if drafts is None else drafts.num_drafts,
+        uses_own_drafter=drafts is not None and drafts.is_own,
     )
 
 
@@ -142,6 +174,7 @@ def _scheduler_config(config: ResolvedConfig) -> SchedulerConfig:
         prefix_caching=config.prefix_caching,
         replay_rows=config.replay_rows,
         has_fixed_state=config.has_fixed_state,
+        num_drafts=0 if config.drafts is None else config.drafts.num_drafts,
     )
 
 

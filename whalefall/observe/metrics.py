@@ -74,6 +74,39 @@ class TierStats:
 
 
 @dataclass(slots=True)
+class DraftStats:
+    """Of speculation, since start."""
+
+    num_drafts: int = 0
+    """Times that drafts of a request were verified."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_place: list[int] = field(default_factory=list)
+    """Drafts accepted at each place of a block, the first one first."""
+
+    def note(self, num_drafts: int, num_accepted: int) -> None:
+        """One request's drafts in one step."""
+        self.num_drafts += 1
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
+        for place in range(num_accepted):
+            self.accepted_per_place[place] += 1
+
+    def plus(self, other: DraftStats) -> DraftStats:
+        longer, shorter = sorted((self.accepted_per_place, other.accepted_per_place), key=len, reverse=True)
+        per_place = [count + (shorter[i] if i < len(shorter) else 0) for i, count in enumerate(longer)]
+        return DraftStats(
+            self.num_drafts + other.num_drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            per_place,
+        )
+
+    def copy(self) -> DraftStats:
+        return self.plus(DraftStats())
+
+
+@dataclass(slots=True)
 class EngineGauges:
     """The engine's side, replaced as a whole after each step."""
 
@@ -98,6 +131,8 @@ class EngineGauges:
     prefix_evicted_blocks: int = 0
     ring_tag_mismatches: int = 0
     """Window rows that should have been there and were not: anything but 0 is a fault of the cache bookkeeping."""
+    drafts: DraftStats | None = None
+    """None without speculation."""
     tiers: TierStats | None = None
     """None without tiers below the device's blocks."""
 

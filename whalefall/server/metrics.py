@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.samples import Sample
 
+from whalefall.observe.metrics import DraftStats
 from whalefall.server.door import Door
 from whalefall.server.tier_metrics import tier_blocks, tier_metrics
 
@@ -102,10 +103,30 @@ class EngineCollector:
             counter = CounterMetricFamily(f"whalefall:{name}", text, labels=_LABELS)
             counter.add_metric(self._values, value)
             yield counter
+        yield from self._draft_counters(stats.engine.drafts)
         success = CounterMetricFamily("whalefall:request_success", "Completions ended, by reason.", labels=[*_LABELS, "finished_reason"])
         for reason in _REASONS:
             success.add_metric([*self._values, reason], stats.finished.get(reason, 0))
         yield success
+
+    def _draft_counters(self, drafts: DraftStats | None) -> Iterator[Metric]:
+        """Absent without speculation."""
+        if drafts is None:
+            return
+        for name, value, text in (
+            ("spec_decode_num_drafts", drafts.num_drafts, "Times that drafts of a request were verified."),
+            ("spec_decode_num_draft_tokens", drafts.draft_tokens, "Drafted tokens that were verified."),
+            ("spec_decode_num_accepted_tokens", drafts.accepted_tokens, "Drafted tokens that were accepted."),
+        ):
+            counter = CounterMetricFamily(f"whalefall:{name}", text, labels=_LABELS)
+            counter.add_metric(self._values, value)
+            yield counter
+        by_place = CounterMetricFamily(
+            "whalefall:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by place in the block.", labels=[*_LABELS, "position"]
+        )
+        for place, count in enumerate(drafts.accepted_per_place):
+            by_place.add_metric([*self._values, str(place)], count)
+        yield by_place
 
     def _histograms(self, stats: Any) -> Iterator[Metric]:
         for name, histogram, text in (
