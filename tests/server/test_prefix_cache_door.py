@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.support import PLAIN, asking, engine_of
 from whalefall import LLM, SamplingParams
-from whalefall.core.errors import RequestError
+from whalefall.core.errors import BadSampling, RequestError
 from whalefall.engine.async_llm import AsyncLLM
 from whalefall.engine.config import EngineConfig
 from whalefall.testing.toy_checkpoint import write_toy_checkpoint
@@ -85,6 +85,19 @@ def test_offline_prompts_take_a_salt(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="cache_slat"):
             llm.generate({**prompt, "cache_slat": "a"})
     assert cached == [0, 36, 0, 36, 0]
+
+
+def test_one_offline_request_opts_out_and_its_blocks_serve_others(tmp_path: Path) -> None:
+    """By the name that vLLM's users write."""
+    plain = SamplingParams(max_tokens=2, temperature=0.0)
+    opted_out = SamplingParams(max_tokens=2, temperature=0.0, skip_reading_prefix_cache=True)
+    ids = list(range(5, 45))
+    with LLM(write_toy_checkpoint(tmp_path), use_tqdm=False, **SMALL) as llm:
+        outputs = llm.generate([ids, ids], opted_out) + llm.generate([ids, ids], [plain, opted_out])
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 36, 0]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    with pytest.raises(BadSampling, match="skip_reading_prefix_cache must be true or false"):
+        SamplingParams(skip_reading_prefix_cache="yes")  # type: ignore[arg-type]
 
 
 def test_cache_can_be_switched_off(tmp_path: Path) -> None:

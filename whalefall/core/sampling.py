@@ -64,6 +64,8 @@ class SamplingParams:
     """False leaves the text empty; stop strings need True."""
     use_drafts: bool = True
     """False: one token per step for this request, even where the engine speculates. What is drawn is the same, only slower."""
+    skip_reading_prefix_cache: bool | None = None
+    """True computes every row of the prompt, whatever is cached; what it computes is offered to others all the same."""
     structured_outputs: StructuredSpec | None = None
     """The shape the answer must have: `StructuredOutputsParams(json=..., regex=..., choice=..., grammar=..., json_object=True)`."""
 
@@ -98,7 +100,7 @@ class SamplingParams:
                 if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
                     raise BadSampling(f"{f.name} must be a finite number, got {value!r}", param=f.name)
                 object.__setattr__(self, f.name, float(value))
-            if kind == "bool" and not isinstance(value, bool):
+            if kind.startswith("bool") and not isinstance(value, bool):
                 raise BadSampling(f"{f.name} must be true or false, got {value!r}", param=f.name)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredSpec):
             raise BadSampling(

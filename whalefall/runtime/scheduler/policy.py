@@ -47,7 +47,8 @@ def max_total_tokens(request: EngineRequest, config: SchedulerConfig, cache: Cac
 
 def may_hit(state: RequestState, config: SchedulerConfig) -> bool:
     """Whether a request adopts what is known of its prompt. Prompt log-probabilities need every row."""
-    return config.prefix_caching and state.request.use_prefix_cache and state.sampling.prompt_logprobs is None
+    is_wanted = state.request.use_prefix_cache and not state.sampling.skip_reading_prefix_cache
+    return config.prefix_caching and is_wanted and state.sampling.prompt_logprobs is None
 
 
 def find_hit(state: RequestState, config: SchedulerConfig, cache: CacheManager) -> list[Node]:
