@@ -20,6 +20,7 @@ from whalefall.server import health, metrics
 from whalefall.server.config import ServerConfig
 from whalefall.server.door import Door, Engine
 from whalefall.server.errors import ErrorGuard, Unauthorized, envelope
+from whalefall.server.openai.response_store import ResponseStore
 from whalefall.server.pages.routes import pages_router
 from whalefall.server.protocols import protocol_router
 
@@ -30,6 +31,7 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.state.registry = metrics.registry_for(app.state.door, vllm_names=config.vllm_metrics)
     app.include_router(health.router)
     app.include_router(pages_router())
+    app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     app.include_router(protocol_router())
     app.add_exception_handler(WhalefallError, _answer)
     app.add_exception_handler(HTTPException, _answer)

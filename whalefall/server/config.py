@@ -16,6 +16,10 @@ class ServerConfig:
     """A larger request body is refused with 413."""
     max_choices: int = 128
     """Most answers one request may ask for, over all its prompts."""
+    max_stored_responses: int = 1000
+    """Answers of /v1/responses kept in memory for GET and previous_response_id; the oldest make room."""
+    max_stored_bytes: int = 64 * 2**20
+    """Their size together, as JSON."""
     keep_alive_s: float = 15.0
     """A stream silent for this long gets a comment, so that nobody on the way hangs up."""
     first_token_wait_s: float = 2.0

@@ -112,13 +112,14 @@ class EventRun:
 
     def _take(self, token_id: int, text: str, alternatives: Any) -> list[dict[str, Any]]:
         self.usage.completion_tokens += 1
-        if self._parser.is_reasoning and self.usage.reasoning_tokens is not None:
+        was_reasoning = self._parser.is_reasoning
+        if was_reasoning and self.usage.reasoning_tokens is not None:
             self.usage.reasoning_tokens += 1
         tokenizer = self._engine.tokenizer
         if token_id in self._hidden:
             text = text.removesuffix(tokenizer.token_text(token_id))
         events = self._parser.push(text)
-        if self._num_top is not None and alternatives is not None and text and not self._parser.is_reasoning:
+        if self._num_top is not None and alternatives is not None and text and not was_reasoning:
             self.entries.append(chat_entry(tokenizer, token_id, alternatives, self._num_top))
         return events
 

@@ -15,14 +15,28 @@ from whalefall.server.anthropic.messages import count_tokens, messages
 from whalefall.server.anthropic.schema import MessagesRequest
 from whalefall.server.openai.chat import chat_completions
 from whalefall.server.openai.completions import completions
+from whalefall.server.openai.responses import cancel_response, create_response, delete_response, get_response, list_input_items
+from whalefall.server.openai.responses_schema import ResponsesRequest
 from whalefall.server.openai.schema import ChatRequest, CompletionRequest
+from whalefall.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+_STORED: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/v1/responses/{response_id}", get_response),
+    ("DELETE", "/v1/responses/{response_id}", delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
+    ("GET", "/v1/responses/{response_id}/input_items", list_input_items),
+)
 _POSTS: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
     ("/v1/chat/completions", chat_completions, ChatRequest),
     ("/v1/completions", completions, CompletionRequest),
+    ("/v1/responses", create_response, ResponsesRequest),
     ("/v1/messages", messages, MessagesRequest),
     ("/v1/messages/count_tokens", count_tokens, MessagesRequest),
+    ("/tokenize", tokenize, TokenizeRequest),
+    ("/detokenize", detokenize, DetokenizeRequest),
+    ("/v1/tokenize", tokenize, TokenizeRequest),
+    ("/v1/detokenize", detokenize, DetokenizeRequest),
 )
 
 
@@ -33,4 +47,6 @@ def protocol_router() -> APIRouter:
         content = {"application/json": {"schema": schema.model_json_schema()}}
         extra: dict[str, Any] = {"requestBody": {"content": content, "required": True}}
         router.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra)
+    for method, path, endpoint in _STORED:
+        router.add_api_route(path, endpoint, methods=[method], response_model=None)
     return router

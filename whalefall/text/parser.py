@@ -18,6 +18,11 @@ MODEL_NAME = "model"
 """What the codec calls the model; the door puts the served name into answers."""
 
 
+_THINK_END = "</think>"
+_LONGEST_LOOK = 2 * len(_THINK_END) + 256
+"""A token is not longer than that: the marker is seen even where it lies across tokens."""
+
+
 class Dialect(Protocol):
     """Another family's way of writing reasoning and calls, put into DeepSeek's markup while it streams (text/dialects.py)."""
 
@@ -70,9 +75,10 @@ class _Reader:
         self._dialect = dialect
         self._stops = list(options.stop_sequences)
         self._tail = ""
+        self._end = ""
         stage = options.thinking_initial_stage
         self.is_reasoning = stage is not None and stage.starts_in_reasoning() and not options.starts_in_tool_calls
-        """Whether everything so far belongs to the reasoning."""
+        """Whether everything so far belongs to the reasoning, whose end marker counts as part of it."""
         self.stop_string: str | None = None
         """The stop string that ended it."""
 
@@ -86,6 +92,9 @@ class _Reader:
         if self.has_stopped or not text:
             return []
         chunks = self._processor.push(recipe.InferenceChunk.text(text, 1))
+        if self.is_reasoning:
+            self._end = (self._end + text)[-_LONGEST_LOOK:]
+            self.is_reasoning = _THINK_END not in self._end
         if self._stops:
             self._remember(text)
         return chunks
