@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from whalefall.models.toy.config import ToyConfig
 from whalefall.runtime.kvcache.tiers.disk import BlockFiles
 from whalefall.runtime.kvcache.tiers.store import HEADER_BYTES
 from whalefall.testing.toy_checkpoint import write_toy_checkpoint
+from whalefall.weights.fingerprint import fingerprint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)
 PROMPT = [3 + (7 * i * i) % 200 for i in range(61)]
@@ -141,6 +143,19 @@ def test_other_weights_of_the_same_shape_never_hit(toy_dir: Path, tmp_path: Path
     other = write_toy_checkpoint(tmp_path / "other", ToyConfig(max_position_embeddings=128), seed=4)
     asked_once(toy_dir, block_size=8, disk_cache_dir=disk)
     assert asked_once(other, block_size=8, disk_cache_dir=disk).num_cached_tokens == 0
+
+
+def test_weights_that_differ_in_one_byte_never_hit(tmp_path: Path, disk: Path) -> None:
+    """Same size, same headers, same samples."""
+    model = Path(shutil.copytree(WHALE, tmp_path / "model"))
+    shard = model / "model-00002-of-00002.safetensors"
+    asked_once(model, block_size=8, disk_cache_dir=disk)
+    before, content = fingerprint(model), bytearray(shard.read_bytes())
+    content[len(content) // 2 + 1_001] ^= 1
+    shard.write_bytes(content)
+
+    assert fingerprint(model) == before, "a sample lies here: the test needs another place"
+    assert asked_once(model, block_size=8, disk_cache_dir=disk).num_cached_tokens == 0
 
 
 def test_a_corrupt_block_ends_the_hit_before_it_and_is_written_again(toy_dir: Path, disk: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from whalefall.runtime.kvcache.tiers.objects import BlockObjects
 from whalefall.runtime.kvcache.tiers.record import BlockCopier, HostSlab
 from whalefall.runtime.kvcache.tiers.sizes import TierSizes
 from whalefall.runtime.kvcache.tiers.store import BlockStore
+from whalefall.weights.fingerprint import content_fingerprint, fingerprint
 
 log = get_logger(__name__)
 
@@ -43,6 +44,16 @@ def build_tiers(config: ResolvedConfig, spec: CacheSpec, tensors: CacheTensors, 
     min_hit_tokens = config.replay_rows if config.replay == "bounded" else 0
     ledger = TierLedger(cache, LedgerConfig(num_rows=sizes.num_rows, has_store=store is not None, min_hit_tokens=min_hit_tokens))
     return ledger, Mover(copier, slab, store, write_bytes_per_s=sizes.write_bytes_per_s)
+
+
+def name_weights(config: ResolvedConfig, model_dir: Path) -> str:
+    """What stands for the weights in the keys of blocks: all of their content where records outlive the process."""
+    if not config.prefix_caching:
+        return ""
+    sizes = config.tiers
+    if sizes is None or sizes.store_dir is None:
+        return fingerprint(model_dir)
+    return content_fingerprint(model_dir, None if sizes.is_url else Path(sizes.store_dir) / "weights")
 
 
 def record_layout(config: ResolvedConfig, spec: CacheSpec) -> RecordLayout:

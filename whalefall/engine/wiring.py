@@ -24,7 +24,7 @@ from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, wei
 from whalefall.engine.kv_events import KvEventPublisher
 from whalefall.engine.opened import OpenModel, read_folder
 from whalefall.engine.resolve import ResolvedConfig, resolve
-from whalefall.engine.tiers import build_tiers
+from whalefall.engine.tiers import build_tiers, name_weights
 from whalefall.models.definition import BuildContext, BuiltModel, ModelConfig, ModelDefinition, WeightKind
 from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache.manager import CacheManager
@@ -34,7 +34,6 @@ from whalefall.runtime.spec.ngram import NgramDrafter
 from whalefall.runtime.spec.rounds import SpecConfig
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
-from whalefall.weights.fingerprint import fingerprint
 from whalefall.weights.loader import format_report, load_checkpoint
 from whalefall.weights.safetensors import ShardSet
 
@@ -83,7 +82,7 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
         config.num_blocks,
         config.block_size,
         config.num_slots,
-        fingerprint=fingerprint(opened.model_dir) if config.prefix_caching else "",
+        fingerprint=name_weights(config, opened.model_dir),
         layout=_layout_name(config, spec),
     )
     log.info("memory at start:\n%s", config.memory_table(_module_bytes(built.model)))
