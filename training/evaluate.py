@@ -85,7 +85,7 @@ def speculate(model: Krill, prompts: list[list[int]], new_tokens: int, greedy: b
     token, _ = pick(model.logits(hidden[alone, lengths - 1]))
     ids[alone, lengths] = token
     lengths = lengths + 1
-    accepted_counts: list[int] = []
+    accepted_counts: list[list[int]] = [[] for _ in prompts]
     calibration: list[tuple[float, float, int]] = []
     while True:
         going = (lengths < goal) & ~_ended(ids, lengths, prompts)
@@ -125,18 +125,12 @@ def speculate(model: Krill, prompts: list[list[int]], new_tokens: int, greedy: b
             replacement = torch.where(stops, choice, replacement)
             alive = alive & ok
             count += alive
-        accepted_counts += count[going].tolist()
+        for row, accepted, on in zip(accepted_counts, count.tolist(), going.tolist(), strict=True):
+            if on:
+                row.append(accepted)
         ids[alone[going], (lengths + count)[going]] = replacement[going]
         lengths = torch.where(going, lengths + count + 1, lengths)
-    mean = sum(accepted_counts) / len(accepted_counts)
-    return {
-        "accepted_of_5": mean,
-        "tokens_per_round": mean + 1,
-        "rounds": len(accepted_counts),
-        "calibration": _calibrate(calibration),
-        "ids": ids,
-        "lengths": lengths,
-    }
+    return {**_summary(accepted_counts, size), "counts": accepted_counts, "calibration": calibration, "ids": ids, "lengths": lengths}
 
 
 def _ended(ids: Tensor, lengths: Tensor, prompts: list[list[int]]) -> Tensor:
@@ -158,13 +152,26 @@ def _calibrate(pairs: list[tuple[float, float, int]]) -> dict[str, Any]:
     }
 
 
-def held_out_prompts(tokens: Tensor, chats: list[str], tokenizer: Tokenizer, count: int, length: int = 256) -> list[list[int]]:
-    """Three quarters are beginnings of held-out text windows, one quarter held-out questions."""
-    num_chat = count // 4
-    starts = torch.linspace(0, len(tokens) - length - 1, count - num_chat).long()
+def held_out_prompts(tokens: Tensor, chats: list[str], tokenizer: Tokenizer, count: int, length: int = 256) -> dict[str, list[list[int]]]:
+    """As many beginnings of held-out text windows as held-out questions."""
+    starts = torch.linspace(0, len(tokens) - length - 1, count // 2).long()
     texts = [tokens[s : s + length].tolist() for s in starts]
-    questions = [chat[: chat.index(END_THINK) + len(END_THINK)] for chat in chats if "<think>" not in chat][:num_chat]
-    return texts + [tokenizer.encode(q, add_special_tokens=False).ids for q in questions]
+    questions = [chat[: chat.index(END_THINK) + len(END_THINK)] for chat in chats if "<think>" not in chat][: count // 2]
+    return {"text": texts, "chat": [tokenizer.encode(q, add_special_tokens=False).ids for q in questions]}
+
+
+def _summary(rounds: list[list[int]], size: int) -> dict[str, Any]:
+    """Means over rounds, and, because short answers have few rounds, over prompts."""
+    flat = [count for row in rounds for count in row]
+    mean = sum(flat) / len(flat)
+    by_prompt = [sum(row) / len(row) for row in rounds if row]
+    return {
+        "accepted_of_5": mean,
+        "tokens_per_round": mean + 1,
+        "accepted_of_5, mean over prompts": sum(by_prompt) / len(by_prompt),
+        "reached_by_slot": [round(sum(count > slot for count in flat) / len(flat), 3) for slot in range(size)],
+        "rounds": len(flat),
+    }
 
 
 def main() -> None:
@@ -214,11 +221,15 @@ def main() -> None:
                     parameter.copy_(values[name].view_as(parameter))
             report("bits_per_byte fp32", text.bits_per_byte(masters.to(args.device), 4096, args.rows))
     if "draft" in args.only:
-        prompts = held_out_prompts(text.tokens, chats, tokenizer, args.prompts, args.prompt_tokens)
+        kinds = held_out_prompts(text.tokens, chats, tokenizer, args.prompts, args.prompt_tokens)
         for greedy in (True, False):
-            outcome = speculate(model, prompts, args.new_tokens, greedy, torch.Generator().manual_seed(1))
-            del outcome["ids"], outcome["lengths"]
-            report("speculation, greedy" if greedy else "speculation, temperature 1", outcome)
+            name = "speculation, greedy" if greedy else "speculation, temperature 1"
+            outcomes = {k: speculate(model, v, args.new_tokens, greedy, torch.Generator().manual_seed(1)) for k, v in kinds.items()}
+            for kind, outcome in outcomes.items():
+                report(f"{name}, {kind}", _summary(outcome["counts"], model.c.dspark_block_size))
+            counts = [row for outcome in outcomes.values() for row in outcome["counts"]]
+            calibration = _calibrate([pair for outcome in outcomes.values() for pair in outcome["calibration"]])
+            report(name, _summary(counts, model.c.dspark_block_size) | {"calibration": calibration})
 
 
 if __name__ == "__main__":

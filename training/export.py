@@ -2,6 +2,7 @@
 """Writes a trained Krill as an official checkpoint: config, tokenizer, and shards in FP8 tiles, MXFP4 experts, FP8 rows, BF16 and FP32.
 
 Usage: python -m training.export --run training/.work/run --out whalefall/assets/krill
+or, for the draft alone: python -m training.export --draft training/.work/draft
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.checkpoint import unstacked
+from training.checkpoint import load_official, unstacked
 from training.config import krill_config
 from training.prepare import IMAGE_ID, NOISE_ID, SPECIAL_TOKENS
 from training.train import build, load
@@ -71,6 +73,26 @@ def export(data_dir: Path, run_dir: Path, out: Path) -> int:
     return sum(path.stat().st_size for path in out.iterdir())
 
 
+def export_draft(run_dir: Path, out: Path) -> int:
+    """Replace the draft's shard by what train_draft.py saved; every other file keeps its bytes. Bytes of the folder."""
+    model = load_official(out)
+    values = load_file(run_dir / "draft.safetensors")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.startswith("mtp."):
+                p.copy_(values[name].view_as(p))
+    tensors: dict[str, Tensor] = {}
+    for name, fmt, value in unstacked(model):
+        if name.startswith("mtp."):
+            tensors |= {n: t.contiguous() for n, t in stored(name, fmt, value).items()}
+    path = out / "model-00002-of-00002.safetensors"
+    with safe_open(str(path), "pt") as file:
+        assert set(file.keys()) == set(tensors), "the shard holds other tensors"
+    save_file(tensors, path, {"format": "pt"})
+    path.chmod(0o644)
+    return sum(path.stat().st_size for path in out.iterdir())
+
+
 def write_shards(tensors: dict[str, Tensor], out: Path) -> None:
     """Two shards: the backbone, and the draft blocks (so that a better draft replaces 2 MB, not 16)."""
     shards = [{n: t for n, t in tensors.items() if n.startswith("mtp.") == is_draft} for is_draft in (False, True)]
@@ -100,9 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("training/.work/data"))
     parser.add_argument("--run", type=Path, default=Path("training/.work/run"))
+    parser.add_argument("--draft", type=Path, help="replace only the draft in --out, by the one trained in this run")
     parser.add_argument("--out", type=Path, default=Path("whalefall/assets/krill"))
     args = parser.parse_args()
-    size = export(args.data, args.run, args.out)
+    size = export_draft(args.draft, args.out) if args.draft else export(args.data, args.run, args.out)
     print(f"{args.out}: {size:,} bytes")
     assert size <= LIMIT_BYTES, f"at most {LIMIT_BYTES:,} bytes may be shipped"
     card = Path(__file__).parent / "MODEL_CARD.md"

@@ -25,12 +25,22 @@ def rounded(value: Tensor, fmt: str) -> Tensor:
     if fmt == "fp8":
         flat = q.dequantize_fp8_tile(*q.quantize_fp8_tile(flat), torch.float32)
     elif fmt == "fp4":
-        flat = q.dequantize_mxfp4(*q.quantize_mxfp4(flat), torch.float32)
+        flat = _rounded_mxfp4(flat)
     elif fmt == "row":
         flat = q.dequantize_fp8_row(*q.quantize_fp8_row(flat), torch.float32)
     elif fmt == "bf16":
         flat = flat.bfloat16().float()
     return flat.view_as(value)
+
+
+def _rounded_mxfp4(x: Tensor) -> Tensor:
+    """As quantize_mxfp4 and back, from arithmetic alone: no table and no check that waits for the device, so a CUDA graph can hold it."""
+    groups = x.unflatten(-1, (-1, 32))
+    scale = q._power_of_two(q._exponent_ceil(groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / q.E2M1_MAX))
+    scaled = groups / scale
+    size = scaled.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (torch.round(scaled / step) * step * scale).flatten(-2)  # ties go to the even multiple, which has the even code
 
 
 def orthogonalise(g: Tensor) -> Tensor:
@@ -54,6 +64,10 @@ class _Group:
         values = rounded(self.master, self.fmt) if quantise else self.master
         torch._foreach_copy_([p.data for p in self.parameters], self.spread(values))
 
+    def gradient(self) -> Tensor:
+        """A gradient that is no number moves nothing: one bad row must not end a run."""
+        return torch.nan_to_num(self.gather([p.grad for p in self.parameters]), 0.0, 0.0, 0.0)  # type: ignore[misc]
+
     def gather(self, tensors: list[Tensor]) -> Tensor:
         raise NotImplementedError
 
@@ -75,13 +89,13 @@ class MuonGroup(_Group):
         parts = values.split([split_matrices(n, p).shape[0] for n, p in zip(self.names, self.parameters, strict=True)])
         return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def step(self, scale: float, weight_decay: float) -> None:
-        g = self.gather([p.grad for p in self.parameters])  # type: ignore[misc]
+    def step(self, scale: Tensor, weight_decay: float) -> None:
+        g = self.gradient()
         self.momentum.mul_(0.95).add_(g)
         update = ORTHOGONALISE(g.add(self.momentum, alpha=0.95))
         n, k = self.master.shape[-2:]
         lr = self.lr * scale
-        self.master.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1.0, n / k) ** 0.5)
+        self.master.mul_(1 - lr * weight_decay).sub_(update * (lr * max(1.0, n / k) ** 0.5))
 
 
 ORTHOGONALISE: Callable[[Tensor], Tensor] = orthogonalise
@@ -99,7 +113,8 @@ class AdamGroup(_Group):
 
     def __init__(self, *args) -> None:  # type: ignore[no-untyped-def]
         super().__init__(*args)
-        self.m, self.v, self.count = torch.zeros_like(self.master), torch.zeros_like(self.master), 0
+        self.m, self.v = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self.count = torch.zeros((), device=self.master.device)
 
     def gather(self, tensors: list[Tensor]) -> Tensor:
         flat = torch.cat([t.float().flatten() for t in tensors])
@@ -109,13 +124,13 @@ class AdamGroup(_Group):
         parts = values.flatten().split([p.numel() for p in self.parameters])
         return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def step(self, scale: float, weight_decay: float) -> None:
-        g = self.gather([p.grad for p in self.parameters])  # type: ignore[misc]
+    def step(self, scale: Tensor, weight_decay: float) -> None:
+        g = self.gradient()
         self.count += 1
         self.m.lerp_(g, 0.1)
         self.v.lerp_(g.square(), 0.02)
         m, v = self.m / (1 - 0.9**self.count), self.v / (1 - 0.98**self.count)
-        self.master.add_(m / (v.sqrt() + 1e-10), alpha=-self.lr * scale)
+        self.master.sub_(m / (v.sqrt() + 1e-10) * (self.lr * scale))
 
 
 ADAM_RATES = (
@@ -147,7 +162,9 @@ class Optimiser:
         self.quantise = quantise
 
     @torch.no_grad()
-    def step(self, scale: float, weight_decay: float = 0.05) -> None:
+    def step(self, scale: Tensor | float, weight_decay: float = 0.05) -> None:
+        """scale: share of every learning rate; a tensor on the device lets a CUDA graph replay the step."""
+        scale = torch.as_tensor(scale)
         for group in self.groups:
             for p in group.parameters:
                 if p.grad is None:
@@ -178,7 +195,7 @@ class Optimiser:
             have.copy_(saved)
         for group in self.groups:
             if isinstance(group, AdamGroup):
-                group.count = 1000  # averages that were saved need no correction for their start
+                group.count.fill_(1000)  # averages that were saved need no correction for their start
 
     def moments(self) -> list[Tensor]:
         return [t for g in self.groups for t in ((g.momentum,) if isinstance(g, MuonGroup) else (g.m, g.v))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains Krill: first the backbone, then the draft blocks on the frozen backbone. Resumable; see README.md for the commands.
+"""Trains the backbone of Krill; train_draft.py then trains the draft blocks. Resumable; see README.md for the commands.
 
 A run directory holds `weights-*.safetensors` (float32 masters and the step), `moments.pt` (optional: without it the optimiser warms up
 again) and `log.jsonl`. Every piece resumes what it finds there.
@@ -21,10 +21,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.checkpoint import load_official
 from training.config import krill_config
 from training.data import Mixture
-from training.draft import confidence, draft, markov
 from training.model import Krill, dense_core
 from training.optimiser import Optimiser
 from whalefall.models.deepseek_v41.engram_tables import compressed_vocab
@@ -185,85 +183,21 @@ def train_backbone(args: argparse.Namespace, model: Krill, mixture: Mixture) -> 
     )
 
 
-def draft_losses(model: Krill, ids: Tensor, anchors: Tensor, core: Any, select: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy on the text, L1 distance to the backbone (the acceptance rate), and the confidence's binary cross entropy."""
-    size = model.c.dspark_block_size
-    with torch.no_grad():
-        p = model.make_pass(core=core, select=select)
-        hidden = model(ids, p)
-        features = torch.cat(p.taps, -1)
-        places = anchors.unsqueeze(-1) + 1 + torch.arange(size, device=ids.device)
-        target = torch.softmax(model.logits(hidden[:, places]), -1)
-    drafts = draft(model, ids, features, anchors, p)
-    e, extra = markov(model, ids[:, places])
-    log_q = torch.log_softmax(drafts.base + extra, -1)
-    overlap = torch.minimum(log_q.exp(), target).sum(-1)
-    ce = -(target * log_q).sum(-1)
-    top = -log_q.gather(-1, target.argmax(-1, keepdim=True)).squeeze(-1)
-    conf = F.binary_cross_entropy_with_logits(confidence(model, drafts.hidden, e), overlap.detach())
-    weight = 0.9 ** torch.arange(size, device=ids.device)
-    loss = ((0.3 * ce + 0.3 * top + 2.0 * (1 - overlap)) * weight).mean() + conf
-    alive = torch.cumprod(overlap.detach(), -1).sum(-1).mean()
-    greedy = torch.cumprod((log_q.argmax(-1) == target.argmax(-1)).float(), -1).sum(-1).mean()
-    return loss, {"ce": ce.mean(), "accept": overlap.mean(), "length": alive, "greedy": greedy, "conf": conf}
-
-
-def train_draft(args: argparse.Namespace, model: Krill, mixture: Mixture) -> None:
-    for name, p in model.named_parameters():
-        p.requires_grad_(name.startswith("mtp.") and not name.endswith("gate.bias"))
-    optimiser = Optimiser(((n, p) for n, p in model.named_parameters() if n.startswith("mtp.")), quantise=True)
-    first = step = resume(args.run, model, optimiser, "draft")
-    backbone = {n: v for n, v in load(args.run)[0].items() if not n.startswith("mtp.")}  # the masters, unrounded
-    round_backbone(model)
-    log = Log(args.run / "draft-log.jsonl")
-    length, rows = args.short, max(1, args.tokens // args.short // 2)
-    while step < args.steps and time.monotonic() - args.begun < args.seconds:
-        generator = torch.Generator().manual_seed(step)
-        ids = mixture.batch(500_000 + step, rows, length - 1, 0.35)
-        anchors = torch.randperm(length - 8, generator=generator)[: args.anchors].sort().values.to(ids.device)
-        loss, parts = args.draft_losses(model, ids, anchors, args.core, True)
-        loss.backward()
-        done = max(step / args.steps, (time.monotonic() - args.begun) / args.seconds)
-        optimiser.step(min(1.0, (step - first + 1) / 30) * min(1.0, max(0.01, 1.4 * (1 - done))) * 0.6)
-        step += 1
-        if step % args.every == 0 or step == first + 1:
-            log.write(step=step, loss=loss.item(), **{k: v.item() for k, v in parts.items()})
-    with torch.no_grad():
-        for n, p in model.named_parameters():
-            if n in backbone:
-                p.data = backbone[n].to(p.device).view_as(p)
-    save(args.run, model, optimiser, step, "draft")
-    print(f"draft: step {step} of {args.steps}", flush=True)
-
-
-@torch.no_grad()
-def round_backbone(model: Krill) -> None:
-    """Give the backbone the values that the checkpoint will store."""
-    from training.optimiser import rounded
-
-    for name, p in model.named_parameters():
-        if not name.startswith("mtp.") and hasattr(p, "fmt"):
-            p.copy_(rounded(p.float(), p.fmt))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["backbone", "draft"])
     parser.add_argument("--data", type=Path, default=Path("training/.work/data"))
     parser.add_argument("--run", type=Path, default=Path("training/.work/run"))
     parser.add_argument("--steps", type=int, required=True, help="length of the whole stage")
-    parser.add_argument("--start", type=Path, help="draft only: begin from this exported checkpoint instead of a run's masters")
     parser.add_argument("--seconds", type=float, default=1e9, help="end this piece after so long")
     parser.add_argument("--tokens", type=int, default=65536, help="tokens of one step")
     parser.add_argument("--short", type=int, default=1024, help="sequence length of most steps")
     parser.add_argument("--long", type=int, default=4096, help="sequence length of the last steps, with the sparse selection in force")
-    parser.add_argument("--anchors", type=int, default=128)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     args.begun = time.monotonic()
     args.run.mkdir(parents=True, exist_ok=True)
-    args.core, args.lm_loss, args.draft_losses = dense_core, lm_loss, draft_losses
+    args.core, args.lm_loss = dense_core, lm_loss
     if args.device == "cuda":
         from training import gpu
 
@@ -271,10 +205,7 @@ def main() -> None:
         args.core, args.lm_loss = gpu.flex_core, torch.compile(lm_loss, dynamic=False)
     model = build(args.data, args.device, torch.bfloat16 if args.device == "cuda" else torch.float32)
     mixture = Mixture(args.data, args.device)
-    if args.start and not list(args.run.glob("weights-*.safetensors")):
-        model.load_state_dict(load_official(args.start).state_dict(), strict=False)
-        save(args.run, model, Optimiser([]), 0, "draft")
-    (train_backbone if args.stage == "backbone" else train_draft)(args, model, mixture)
+    train_backbone(args, model, mixture)
 
 
 if __name__ == "__main__":
