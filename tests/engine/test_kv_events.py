@@ -14,7 +14,7 @@ import zmq
 from whalefall import LLM, SamplingParams
 from whalefall.core.errors import ConfigError
 from whalefall.engine.kv_events import KvEventPublisher, KvEventsConfig
-from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored
+from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored, Tier
 from whalefall.testing.toy_checkpoint import write_toy_checkpoint
 
 KEYS = (bytes(range(16)), bytes(range(16, 32)))
@@ -67,6 +67,65 @@ def test_events_are_maps_in_an_array_with_time_and_rank(tmp_path: Path) -> None:
     }
     removed = {"type": "BlockRemoved", "block_hashes": [hash_of(KEYS[1])], "medium": "GPU"}
     assert batch == [12.5, [stored, removed, {"type": "AllBlocksCleared"}], 0]
+
+
+def test_salt_stands_beside_the_first_block_and_the_medium_beside_each_event(tmp_path: Path) -> None:
+    """As vLLM says them: what makes a hash beside ids and parent; and the host's tier by hash alone."""
+    publisher = KvEventPublisher(KvEventsConfig(endpoint=f"ipc://{tmp_path}/events"), 2)
+    events = [
+        BlocksStored(keys=KEYS, parent_key=None, token_ids=(1, 2, 3, 4), salt="tenant"),
+        BlocksStored(keys=KEYS[1:], parent_key=KEYS[0], token_ids=(3, 4), salt="tenant"),
+        BlocksStored(keys=KEYS, parent_key=None, token_ids=(), tier=Tier.HOST),
+        BlocksRemoved(keys=KEYS, tier=Tier.HOST),
+    ]
+    _, (first, later, on_host, off_host), _ = msgspec.msgpack.decode(publisher.encode(events))
+    publisher.close()
+    assert first["extra_keys"] == [["tenant"], None] and first["medium"] == "GPU"
+    assert "extra_keys" not in later and later["parent_block_hash"] == hash_of(KEYS[0])
+    assert on_host["medium"] == off_host["medium"] == "CPU"
+    assert on_host["block_hashes"] == off_host["block_hashes"] == [hash_of(key) for key in KEYS]
+    assert (on_host["parent_block_hash"], on_host["token_ids"]) == (None, [])
+
+
+def test_account_of_the_host_tier_equals_its_book(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    """Through stores, evictions, loads and a reset; what is removed was there, what is stored was not."""
+    write_toy_checkpoint(tmp_path / "toy")
+    events = f'{{"endpoint": "ipc://{tmp_path}/events", "replay_endpoint": "ipc://{tmp_path}/replay"}}'
+    options = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 2, "use_tqdm": False}
+    with LLM(tmp_path / "toy", **options) as llm:  # type: ignore[arg-type]
+        memory = llm.config.memory
+    options["host_cache_bytes"] = 40 * memory.block_bytes
+    options["kv_cache_memory_bytes"] = 2 * memory.slot_bytes + 20 * memory.block_bytes
+    with LLM(tmp_path / "toy", kv_events_config=events, **options) as llm:  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        prompts = [[(11 * i + j) % 50 + 2 for j in range(30)] for i in range(9)]
+        for salt in ("", "tenant"):
+            for ids in [*prompts, *prompts[-4:]]:  # some of the last are on the device still, others in the host's memory
+                llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, params)
+                while llm.core.scheduler.waits_for_moves:
+                    llm.core.turn()
+            if not salt:
+                llm.reset_prefix_cache()
+        tiers = llm.core.scheduler.tiers
+        assert tiers is not None and tiers.book.num_evicted > 0 and tiers.counters.loaded_blocks > 0
+        listed = {hash_of(key) for key in tiers.book.keys}
+        llm.core.turn()
+        batches = replayed(context, f"ipc://{tmp_path}/replay", 0)
+
+    known: set[int] = set()
+    salted = 0
+    for event in (event for _, (_, batch, _) in batches for event in batch):
+        if event["type"] == "AllBlocksCleared":
+            known.clear()
+        elif event["medium"] == "CPU" and event["type"] == "BlockStored":
+            assert known.isdisjoint(event["block_hashes"])
+            known.update(event["block_hashes"])
+        elif event["medium"] == "CPU":
+            assert known.issuperset(event["block_hashes"])
+            known.difference_update(event["block_hashes"])
+        elif event["type"] == "BlockStored" and event["parent_block_hash"] is None:
+            salted += event.get("extra_keys") == [["tenant"], *[None] * (len(event["block_hashes"]) - 1)]
+    assert known == listed and salted > 0
 
 
 def test_older_readers_get_arrays(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from typing import Any, Literal
 
 from whalefall.core.errors import ConfigError
 from whalefall.observe.log import get_logger
-from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
+from whalefall.runtime.kvcache.events import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Tier
 
 log = get_logger(__name__)
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_MEDIUM = {Tier.DEVICE: "GPU", Tier.HOST: "CPU"}
+"""vLLM's words; routers look for them, so the device is called so even where it is a CPU."""
 POLL_S = 0.1
 """How often a quiet publisher looks for replay requests."""
 
@@ -143,21 +145,28 @@ class KvEventPublisher:
         return msgspec.msgpack.encode([self._now_s(), described, self._rank])
 
     def _describe(self, event: CacheEvent) -> dict[str, Any]:
-        """Fields in vLLM's order: in the array form the order is the meaning."""
+        """Fields in vLLM's order: in the array form the order is the meaning.
+
+        Fields at their defaults are left out from `extra_keys` on: it has one entry per block, what beside ids and parent makes its hash,
+        here the salt of a sequence's first block. `group_idx` and what follows it tell cache groups apart; here is one.
+        """
         match event:
             case BlocksStored():
-                return {
+                stored: dict[str, Any] = {
                     "type": "BlockStored",
                     "block_hashes": [_short(key) for key in event.keys],
                     "parent_block_hash": None if event.parent_key is None else _short(event.parent_key),
                     "token_ids": list(event.token_ids),
                     "block_size": self._block_tokens,
                     "lora_id": None,
-                    "medium": "GPU",
+                    "medium": _MEDIUM[event.tier],
                     "lora_name": None,
                 }
+                if event.salt and event.parent_key is None:
+                    stored["extra_keys"] = [[event.salt], *[None] * (len(event.keys) - 1)]
+                return stored
             case BlocksRemoved():
-                return {"type": "BlockRemoved", "block_hashes": [_short(key) for key in event.keys], "medium": "GPU"}
+                return {"type": "BlockRemoved", "block_hashes": [_short(key) for key in event.keys], "medium": _MEDIUM[event.tier]}
             case AllBlocksCleared():
                 return {"type": "AllBlocksCleared"}
 

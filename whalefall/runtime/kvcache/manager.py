@@ -161,7 +161,7 @@ class CacheManager:
         """The keys of a sequence in this cache."""
         is_plain = not salt and not adapter
         root = self._plain_root if is_plain else root_key(fingerprint=self._fingerprint, layout=self._layout, salt=salt, adapter=adapter)
-        return KeyChain(root, self.block_tokens, token_ids)
+        return KeyChain(root, self.block_tokens, token_ids, salt=salt)
 
     def match(self, chain: KeyChain, num_known: int) -> list[Node]:
         """The published blocks of the longest known prefix of a request with `num_known` tokens; at least one token is left to compute."""
@@ -229,7 +229,7 @@ class CacheManager:
         nodes += fresh
         self.counters.stored_blocks += len(fresh)
         if self.events is not None:
-            self._note_stored(fresh, parent, token_ids[first * self.block_tokens : end * self.block_tokens])
+            self._note_stored(fresh, parent, token_ids[first * self.block_tokens : end * self.block_tokens], chain.salt)
         if self.tiers is not None:
             self.tiers.published(fresh)
         return fresh
@@ -260,12 +260,15 @@ class CacheManager:
     def give_back(self, block_ids: Sequence[int]) -> None:
         self._pool.release(block_ids)
 
-    def adopt(self, path: Sequence[Node], keys: Sequence[bytes], block_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+    def adopt(
+        self, path: Sequence[Node], keys: Sequence[bytes], block_ids: Sequence[int], token_ids: Sequence[int], salt: str = ""
+    ) -> None:
         """Publish borrowed blocks that are filled now; those that became known or unreachable meanwhile are given back.
 
         Args:
             path: the nodes before the first of `keys`, held by the caller; perhaps forgotten since.
             token_ids: of the sequence, from its start.
+            salt: of the sequence.
         """
         parent = path[-1] if path else None
         if parent is not None:
@@ -282,7 +285,7 @@ class CacheManager:
             fresh = self.index.publish(keys[num_known:], block_ids[num_known:], parent)
             if self.events is not None:
                 first = (len(path) + num_known) * self.block_tokens
-                self._note_stored(fresh, parent, token_ids[first : first + len(fresh) * self.block_tokens])
+                self._note_stored(fresh, parent, token_ids[first : first + len(fresh) * self.block_tokens], salt)
             parent = fresh[-1]
         assert parent is not None
         self.let_go(parent)  # all of them become idle now
@@ -353,10 +356,10 @@ class CacheManager:
             self._pool.release(self.index.let_go(reservation.nodes[-1]))
         self._free_slots.append(reservation.slot)
 
-    def _note_stored(self, fresh: Sequence[Node], parent: Node | None, token_ids: Sequence[int]) -> None:
+    def _note_stored(self, fresh: Sequence[Node], parent: Node | None, token_ids: Sequence[int], salt: str) -> None:
         if self.events is not None:
-            keys = tuple(node.key for node in fresh)
-            self.events.append(BlocksStored(keys=keys, parent_key=None if parent is None else parent.key, token_ids=tuple(token_ids)))
+            keys, parent_key = tuple(node.key for node in fresh), None if parent is None else parent.key
+            self.events.append(BlocksStored(keys=keys, parent_key=parent_key, token_ids=tuple(token_ids), salt=salt))
 
     def _note_removed(self, nodes: Sequence[Node]) -> None:
         if self.events is not None and nodes:

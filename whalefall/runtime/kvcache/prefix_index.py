@@ -49,10 +49,12 @@ def root_key(*, fingerprint: str, layout: str, salt: str = "", adapter: str = ""
 class KeyChain:
     """The keys of one sequence's full blocks, each computed once, when its tokens are known."""
 
-    __slots__ = ("block_tokens", "keys", "root")
+    __slots__ = ("block_tokens", "keys", "root", "salt")
 
-    def __init__(self, root: bytes, block_tokens: int, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, root: bytes, block_tokens: int, token_ids: Sequence[int] = (), *, salt: str = "") -> None:
         self.root = root
+        self.salt = salt
+        """For accounts of what is cached; the root has it already."""
         self.block_tokens = block_tokens
         self.keys: list[bytes] = []
         """Of the full blocks so far, in order."""

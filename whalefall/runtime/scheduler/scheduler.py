@@ -252,7 +252,7 @@ class Scheduler:
             assert state.chain is not None
             state.chain.extend(state.token_ids)
             num_blocks = (len(state.token_ids) - 1) // self.cache.block_tokens  # a hit leaves at least one token to compute
-            state.prefetch = self.tiers.begin(state.chain.keys[:num_blocks], state.token_ids)
+            state.prefetch = self.tiers.begin(state.chain.keys[:num_blocks], state.token_ids, state.chain.salt)
         return self.tiers.advance(state.prefetch, now_s, may_load=may_load)
 
     def _admit(self, making: _Making, now_s: float) -> None:

@@ -16,6 +16,8 @@ class HostBook:
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.num_evicted = 0
+        self.lost: list[bytes] = []
+        """Keys that can no longer be found; the reader empties it."""
         self._free = list(range(num_rows - 1, -1, -1))
         self._row_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
@@ -30,6 +32,11 @@ class HostBook:
     @property
     def num_listed(self) -> int:
         return len(self._row_of)
+
+    @property
+    def keys(self) -> Iterable[bytes]:
+        """Of what can be found."""
+        return self._row_of.keys()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._row_of
@@ -62,12 +69,14 @@ class HostBook:
             rows.append(row)
         return rows
 
-    def enter(self, key: bytes, row: int) -> None:
-        """A taken row now holds the record of `key`. It stays pinned. When another row holds it already, this one stays unnamed."""
+    def enter(self, key: bytes, row: int) -> bool:
+        """A taken row now holds the record of `key`, and stays pinned. When another row holds it already, this one stays unnamed: False."""
         assert self._pins[row] > 0 and row not in self._key_of, f"row {row} is not being filled"
-        if key not in self._row_of:
-            self._row_of[key] = row
-            self._key_of[row] = key
+        if key in self._row_of:
+            return False
+        self._row_of[key] = row
+        self._key_of[row] = key
+        return True
 
     def pin(self, rows: Iterable[int]) -> None:
         for row in rows:
@@ -94,6 +103,7 @@ class HostBook:
             if row is None:
                 continue
             del self._key_of[row]
+            self.lost.append(key)
             if self._pins[row] == 0:
                 del self._idle[key]
                 self._free.append(row)

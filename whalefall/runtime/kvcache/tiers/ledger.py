@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from whalefall.runtime.kvcache.events import BlocksRemoved, BlocksStored, Tier
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.kvcache.prefix_index import Node, path_to
 from whalefall.runtime.kvcache.tiers.cost import CostEstimate
@@ -87,6 +88,7 @@ class Prefetch:
     """Of its full blocks, as many as a hit may cover."""
     token_ids: Sequence[int]
     """Its known ids."""
+    salt: str = ""
     stage: Stage = Stage.START
     deadline_s: float | None = None
     has_more: bool = False
@@ -155,7 +157,7 @@ class TierLedger:
             return
         path = path_to(fresh[-1])
         self.book.touch([node.key for node in path])  # before rows are taken: a sequence is not given up for its own tail
-        rows = self.book.take(len(fresh))
+        rows = self._take_rows(len(fresh))
         self.counters.skipped_stores += len(fresh) - len(rows)
         fresh = fresh[: len(rows)]
         if not fresh:
@@ -169,9 +171,9 @@ class TierLedger:
         if then is not None:
             self._under_way[then.move_id] = _UnderWay(then, self._device.index.epoch)
 
-    def begin(self, keys: Sequence[bytes], token_ids: Sequence[int]) -> Prefetch:
+    def begin(self, keys: Sequence[bytes], token_ids: Sequence[int], salt: str = "") -> Prefetch:
         """For a request that waits to enter, with what it knows now."""
-        return Prefetch(keys, token_ids)
+        return Prefetch(keys, token_ids, salt)
 
     def advance(self, prefetch: Prefetch, now_s: float, *, may_load: bool) -> bool:
         """Take the next step towards the records of a waiting request; whether nothing more is to be waited for.
@@ -219,6 +221,7 @@ class TierLedger:
         """These records are under suspicion, in every tier."""
         doomed = set(keys)
         self.book.forget(doomed)
+        self._note_lost()
         for way in self._under_way.values():
             if not doomed.isdisjoint(way.move.keys):
                 way.is_suspect = True
@@ -228,6 +231,7 @@ class TierLedger:
     def reset(self) -> None:
         """Forget the host's records; the disk, which others share, keeps its own. The device's index has just begun a new epoch."""
         self.book.reset()
+        self.book.lost.clear()  # the device has noted that all is cleared
 
     def check(self) -> None:
         """Assert that rows are where they should be."""
@@ -293,7 +297,7 @@ class TierLedger:
         if report.num_done < len(move.keys):
             prefetch.has_more = False
         is_wanted = prefetch.stage is Stage.FETCHING and not is_void
-        rows = self.book.take(report.num_done) if is_wanted and report.num_done else []
+        rows = self._take_rows(report.num_done) if is_wanted and report.num_done else []
         if rows:
             keys = move.keys[: len(rows)]
             prefetch.has_more |= len(rows) < report.num_done
@@ -308,8 +312,7 @@ class TierLedger:
         self.cost.note_fetch(report.num_done, report.elapsed_s)
         self.counters.disk_hits += report.num_done
         if not is_void:
-            for key, row in zip(move.keys[: report.num_done], move.rows):
-                self.book.enter(key, row)
+            self._enter(list(zip(move.keys[: report.num_done], move.rows)))
         self.book.unpin(move.rows)
         prefetch = way.prefetch
         assert prefetch is not None
@@ -327,7 +330,7 @@ class TierLedger:
             self.cost.note_load(report.num_done, report.elapsed_s)
         if is_done and not is_void:
             self.counters.loaded_blocks += len(move.keys)
-            self._device.adopt(way.path, move.keys, move.block_ids, prefetch.token_ids)
+            self._device.adopt(way.path, move.keys, move.block_ids, prefetch.token_ids, prefetch.salt)
         else:
             self._device.give_back(move.block_ids)
         if prefetch.stage is Stage.LOADING:
@@ -340,8 +343,7 @@ class TierLedger:
         kept: list[tuple[bytes, int]] = []
         if report.num_done == len(move.keys) and not is_void:
             kept = [(key, row) for key, row, node in zip(move.keys, move.rows, way.nodes) if node.is_listed]
-        for key, row in kept:
-            self.book.enter(key, row)
+        self._enter(kept)
         self.counters.stored_blocks += len(kept)
         self.book.unpin(move.rows)
 
@@ -364,6 +366,23 @@ class TierLedger:
         self.book.unpin(move.rows)
         if way.is_suspect:
             self._start(Remove(self._new_id(), move.keys))  # the first removal may have come before the write
+
+    # The host's tier as others hear of it.
+
+    def _enter(self, pairs: Sequence[tuple[bytes, int]]) -> None:
+        new = tuple(key for key, row in pairs if self.book.enter(key, row))
+        if new and self._device.events is not None:
+            self._device.events.append(BlocksStored(keys=new, parent_key=None, token_ids=(), tier=Tier.HOST))
+
+    def _take_rows(self, count: int) -> list[int]:
+        rows = self.book.take(count)
+        self._note_lost()
+        return rows
+
+    def _note_lost(self) -> None:
+        if self.book.lost and self._device.events is not None:
+            self._device.events.append(BlocksRemoved(tuple(self.book.lost), tier=Tier.HOST))
+        self.book.lost.clear()
 
     def _new_id(self) -> int:
         self._next_move_id += 1
