@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -101,9 +102,14 @@ class Engine:
         params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 12, "ignore_eos": True, **sampling})
         self.scheduler.add(EngineRequest(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=params, eos_token_ids=(1,)))
 
-    def run(self) -> dict[str, Answer]:
+    def run(self, on_turn: Callable[[int], None] | None = None) -> dict[str, Answer]:
+        """on_turn: called with the number of each turn before it; may add and abort."""
         pending: tuple[StepPlan, StepHandle] | None = None
-        while self.scheduler.has_work:
+        for turn in itertools.count():
+            if not self.scheduler.has_work:
+                break
+            if on_turn is not None:
+                on_turn(turn)
             plan = self.scheduler.plan(0.0)
             launched = None if plan is None else (plan, self.worker.launch(plan))
             if not self.one_step_ahead:
@@ -113,6 +119,10 @@ class Engine:
             pending = launched
         assert self.scheduler.cache.is_pristine
         return self.answers
+
+    def abort(self, request_id: str) -> None:
+        for update in self.scheduler.abort([request_id]):
+            self.answers.setdefault(update.request_id, Answer()).finish_reason = update.finish_reason
 
     def _commit(self, plan: StepPlan, handle: StepHandle) -> None:
         result = handle.wait()
