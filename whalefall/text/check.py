@@ -33,6 +33,8 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     if role not in ROLES:
         raise RequestError(f"{place}.role must be one of {', '.join(ROLES)}, got {short(role)}", param=f"{place}.role")
     _check_content(message, role, f"{place}.content")
+    if role == "assistant" and message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+        message = {**message, "reasoning_content": message["reasoning"]}  # some clients send it back under its other name
     return {**message, "role": "system" if role == "developer" else role}
 
 
