@@ -154,6 +154,44 @@ def dequantise(tokens: tuple[int, ...]) -> Iterator[Row]:
         yield Row("dequantize_fp8_tile", f"{n}x{k}", 0, quant.dequantize_fp8_tile, sets, 3.0 * n * k)
 
 
+def sweep(tokens: tuple[int, ...]) -> Iterator[Row]:
+    """Ways to cut the experts' products, one at a time beside the chosen ones."""
+    from whalefall.kernels.moe import triton_experts as chosen
+
+    table, tile_of, shapes_of = dict(chosen.FEW), chosen.few_tile, chosen.many_shapes
+    s = chosen.Shape
+    for t in (t for t in tokens if t in (1, 8, 64, 256, 2048, 8192)):
+        (row,) = experts((t,))
+        up, down = shapes_of(t * PER_TOKEN, EXPERTS) if tile_of(t * PER_TOKEN, EXPERTS) is None else table[8]
+        if t <= 256:
+            ups = (
+                s(8, 32, 256, 4, 4),
+                s(8, 64, 256, 4, 3),
+                s(8, 16, 256, 4, 4),
+                s(8, 32, 256, 2, 3),
+                s(8, 32, 512, 4, 3),
+                s(8, 32, 512, 8, 3),
+            )
+            downs = (s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 64, 256, 8, 4), s(8, 32, 256, 2, 4), s(8, 128, 256, 8, 3))
+        else:
+            ups = (s(64, 64, 128, 4, 3), s(64, 128, 64, 4, 4), s(64, 128, 128, 8, 3), s(128, 64, 64, 4, 4), s(128, 128, 64, 8, 4))
+            downs = (s(64, 128, 128, 8, 3), s(64, 128, 64, 4, 4), s(128, 128, 64, 4, 4), s(128, 128, 64, 8, 4), s(128, 64, 128, 4, 3))
+        pairs = [(up, down), *((u, down) for u in ups), *((up, d) for d in downs)]
+        for first, second in pairs if t <= 256 else [p for p in pairs if p[0].tokens == p[1].tokens] + list(zip(ups[:3], downs[:3])):
+            if first.tokens != second.tokens:
+                continue
+            chosen.FEW[8] = (first, second)
+            chosen.many_shapes = lambda *_, f=first, d=second: (f, d)
+            yield Row(
+                "experts_mxfp4", f"up {_cut(first)} down {_cut(second)}", t, row.op, list(row.sets), row.num_bytes, row.flops, checks=False
+            )
+    chosen.FEW[8], chosen.many_shapes = table[8], shapes_of
+
+
+def _cut(shape: Any) -> str:
+    return f"{shape.tokens}x{shape.rows}x{shape.columns} w{shape.warps} s{shape.stages}"
+
+
 GROUPS: dict[str, Callable[[tuple[int, ...]], Iterator[Row]]] = {
     "experts": experts,
     "fp8": fp8,
@@ -162,6 +200,7 @@ GROUPS: dict[str, Callable[[tuple[int, ...]], Iterator[Row]]] = {
     "small": small,
     "sample": sample,
     "dequantise": dequantise,
+    "sweep": sweep,
 }
 
 

@@ -2,13 +2,13 @@
 """Packed FP4 experts on a GPU: order, gate/up with SwiGLU, down, weighted sum; four launches, nothing known to the host but shapes.
 
 Products stand on their side, out.T = w @ x.T: the weights' rows fill the matrix units' long edge and few tokens waste little. Weights go
-from memory to registers as stored and become bfloat16 there (`quant.unpack`). Few rows an expert: the weights' bytes are all that counts,
-so tiles are small, loads deep. Many rows: tiles of 64 or 128 tokens for the warp-group matrix units.
+from memory to registers as stored and become 16-bit floats there, in one form for few rows an expert and one for many.
 Intermediate values are rounded less often than in the reference. Benchmark: benchmarks/kernels/gpu_k1.py.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from whalefall.kernels.moe.reference import experts_mxfp4
-from whalefall.kernels.moe.triton_order import order_by_expert
-from whalefall.kernels.quant.unpack import RESTORE, e2m1_factor, unpack_e2m1
+from whalefall.kernels.moe.triton_few import down_few, up_few
+from whalefall.kernels.moe.triton_many import down_many, up_many
+from whalefall.kernels.moe.triton_order import Order, order_by_expert
 from whalefall.kernels.registry import Device
-from whalefall.kernels.triton_math import dot, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,19 @@ class Shape:
     stages: int
 
 
-def shapes_for(num_pairs: int, num_experts: int) -> tuple[Shape, Shape]:
-    """(gate/up, down) for the mean number of rows an expert gets if the gate spreads them evenly."""
+FEW = {8: (Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)), 16: (Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3))}
+"""(gate/up, down) by tokens a tile, for few rows an expert."""
+
+
+def few_tile(num_pairs: int, num_experts: int) -> int | None:
+    """Tokens a tile for few rows an expert, by the mean that an even gate would give each; None for many."""
     mean = num_pairs / num_experts
-    if mean <= 5:
-        return Shape(8, 32, 256, 2, 3), Shape(8, 32, 256, 2, 4)
-    if mean <= 12:
-        return Shape(16, 32, 256, 2, 3), Shape(16, 32, 256, 2, 4)
+    return 8 if mean <= 5 else 16 if mean <= 12 else None
+
+
+def many_shapes(num_pairs: int, num_experts: int) -> tuple[Shape, Shape]:
+    """(gate/up, down) for many rows an expert."""
+    mean = num_pairs / num_experts
     if mean <= 28:
         return Shape(32, 32, 256, 2, 3), Shape(32, 64, 256, 4, 3)
     if mean <= 56:
@@ -76,26 +82,97 @@ def experts_mxfp4_triton(
     limit: float,
 ) -> Tensor:
     """An expert id below 0 stands for none: rows that only pad a batch read no weights."""
-    (tokens, hidden), num_pairs = x_TH.shape, expert_TA.numel()
-    num_experts, inner = w13_EFh.shape[0], w13_EFh.shape[1] // 2
+    (tokens, hidden), num_pairs, num_experts = x_TH.shape, expert_TA.numel(), w13_EFh.shape[0]
     out_TH = torch.empty(tokens, hidden, dtype=torch.float32, device=x_TH.device)
     if not tokens:
         return out_TH
-    up, down = shapes_for(num_pairs, num_experts)
-    order = order_by_expert(x_TH, expert_TA, num_experts, up.tokens)
-    inner_RF = torch.empty(num_pairs, inner, dtype=x_TH.dtype, device=x_TH.device)
-    y_RH = torch.empty(num_pairs, hidden, dtype=x_TH.dtype, device=x_TH.device)
-    num_tiles, per_token = order.tiles_X3.shape[0], expert_TA.shape[1]
-    _up_kernel[(inner // up.rows, num_tiles)](
+    w13, w2 = (w13_EFh.view(torch.uint8), scale13_EFg), (w2_EHf.view(torch.uint8), scale2_EHg)
+    few = few_tile(num_pairs, num_experts)
+    if few is not None:
+        order = order_by_expert(x_TH, expert_TA, num_experts, few, in_halves=True)
+        y_RH = _run_few(order, FEW[few], w13, w2, limit, expert_TA.shape[1])
+    else:
+        shapes = many_shapes(num_pairs, num_experts)
+        order = order_by_expert(x_TH, expert_TA, num_experts, shapes[0].tokens, in_halves=False)
+        y_RH = _run_many(order, shapes, w13, w2, limit, expert_TA.shape[1])
+    columns = min(1024, triton.next_power_of_2(hidden))
+    _combine_kernel[(tokens, triton.cdiv(hidden, columns))](
+        y_RH,
+        expert_TA.contiguous(),
+        weight_TA.contiguous(),
+        out_TH,
+        HIDDEN=hidden,
+        PER_TOKEN=expert_TA.shape[1],
+        BLOCK=columns,
+        num_warps=4,
+    )
+    return out_TH
+
+
+def _run_few(
+    order: Order, shapes: tuple[Shape, Shape], w13: tuple[Tensor, Tensor], w2: tuple[Tensor, Tensor], limit: float, per_token: int
+) -> Tensor:
+    """float32 [R, H], a row per pair."""
+    up, down = shapes
+    num_pairs, num_tiles = order.pair_R.shape[0], order.tiles_X3.shape[0]
+    hidden, inner = w2[0].shape[1], 2 * w2[0].shape[2]
+    # The SwiGLU's output is at most limit**2; times this it fills float16.
+    inner_factor = 2.0 ** math.floor(math.log2(60000 / limit**2))
+    inner_RF = torch.empty(num_pairs, inner, dtype=torch.float16, device=order.pair_R.device)
+    y_RH = torch.empty(num_pairs, hidden, dtype=torch.float32, device=order.pair_R.device)
+    sizes = {"INNER": inner, "HIDDEN": hidden}
+    up_few[(inner // up.rows, num_tiles)](
         order.x_T2h,
-        w13_EFh.view(torch.uint8),
-        scale13_EFg,
+        order.factor_T,
+        *w13,
         inner_RF,
         order.tiles_X3,
         order.pair_R,
         limit,
-        INNER=inner,
-        HIDDEN=hidden,
+        inner_factor,
+        **sizes,
+        PER_TOKEN=per_token,
+        BLOCK_T=up.tokens,
+        BLOCK_N=up.rows,
+        GROUPS=up.columns // 32,
+        num_warps=up.warps,
+        num_stages=up.stages,
+    )
+    down_few[(hidden // down.rows, num_tiles)](
+        inner_RF,
+        *w2,
+        y_RH,
+        order.tiles_X3,
+        order.pair_R,
+        inner_factor,
+        **sizes,
+        BLOCK_T=down.tokens,
+        BLOCK_N=down.rows,
+        GROUPS=down.columns // 32,
+        num_warps=down.warps,
+        num_stages=down.stages,
+    )
+    return y_RH
+
+
+def _run_many(
+    order: Order, shapes: tuple[Shape, Shape], w13: tuple[Tensor, Tensor], w2: tuple[Tensor, Tensor], limit: float, per_token: int
+) -> Tensor:
+    """bfloat16 [R, H], a row per pair."""
+    up, down = shapes
+    num_pairs, num_tiles = order.pair_R.shape[0], order.tiles_X3.shape[0]
+    hidden, inner = w2[0].shape[1], 2 * w2[0].shape[2]
+    inner_RF = torch.empty(num_pairs, inner, dtype=order.x_T2h.dtype, device=order.pair_R.device)
+    y_RH = torch.empty(num_pairs, hidden, dtype=order.x_T2h.dtype, device=order.pair_R.device)
+    sizes = {"INNER": inner, "HIDDEN": hidden}
+    up_many[(inner // up.rows, num_tiles)](
+        order.x_T2h,
+        *w13,
+        inner_RF,
+        order.tiles_X3,
+        order.pair_R,
+        limit,
+        **sizes,
         PER_TOKEN=per_token,
         BLOCK_T=up.tokens,
         BLOCK_N=up.rows,
@@ -103,133 +180,20 @@ def experts_mxfp4_triton(
         num_warps=up.warps,
         num_stages=up.stages,
     )
-    _down_kernel[(hidden // down.rows, num_tiles)](
+    down_many[(hidden // down.rows, num_tiles)](
         inner_RF,
-        w2_EHf.view(torch.uint8),
-        scale2_EHg,
+        *w2,
         y_RH,
         order.tiles_X3,
         order.pair_R,
-        INNER=inner,
-        HIDDEN=hidden,
+        **sizes,
         BLOCK_T=down.tokens,
         BLOCK_N=down.rows,
         BLOCK_K=down.columns,
         num_warps=down.warps,
         num_stages=down.stages,
     )
-    columns = min(1024, triton.next_power_of_2(hidden))
-    _combine_kernel[(tokens, triton.cdiv(hidden, columns))](
-        y_RH, expert_TA.contiguous(), weight_TA.contiguous(), out_TH, HIDDEN=hidden, PER_TOKEN=per_token, BLOCK=columns, num_warps=4
-    )
-    return out_TH
-
-
-@triton.jit
-def _spread(factor, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """One factor per 32 values to one per byte of two values."""
-    return tl.reshape(tl.broadcast_to(factor[:, :, None], (ROWS, GROUPS, 16)), (ROWS, GROUPS * 16))
-
-
-@triton.jit
-def _up_kernel(
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    inner_ptr,
-    tiles_ptr,
-    pair_ptr,
-    limit,
-    INNER: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """inner[row] = swiglu(w1 @ x, w3 @ x), even columns first; row counts in order of experts."""
-    tile = tl.program_id(1)
-    expert = tl.load(tiles_ptr + tile * 3)
-    if expert < 0:
-        return
-    end = tl.load(tiles_ptr + tile * 3 + 2)
-    row = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, BLOCK_T)
-    is_row = (row < end)[None, :]
-    token = tl.load(pair_ptr + row, mask=row < end, other=0) // PER_TOKEN
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    byte = tl.arange(0, BLOCK_K // 2)
-    group = tl.arange(0, BLOCK_K // 32)
-    w = w_ptr + expert.to(tl.int64) * (INNER * HIDDEN) + n[:, None] * (HIDDEN // 2) + byte[None, :]
-    scale = scale_ptr + expert.to(tl.int64) * (2 * INNER * (HIDDEN // 32)) + n[:, None] * (HIDDEN // 32) + group[None, :]
-    x = x_ptr + token[None, :].to(tl.int64) * HIDDEN + byte[:, None]
-    gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for _ in range(HIDDEN // BLOCK_K):
-        gate_raw = tl.load(w)
-        up_raw = tl.load(w + INNER * (HIDDEN // 2))
-        gate_scale = tl.load(scale)
-        up_scale = tl.load(scale + INNER * (HIDDEN // 32))
-        x_even = tl.load(x, mask=is_row, other=0.0)
-        x_odd = tl.load(x + HIDDEN // 2, mask=is_row, other=0.0)
-        even, odd = unpack_e2m1(gate_raw, _spread(e2m1_factor(gate_scale), BLOCK_N, BLOCK_K // 32))
-        gate = dot(even, x_even, gate)
-        gate = dot(odd, x_odd, gate)
-        even, odd = unpack_e2m1(up_raw, _spread(e2m1_factor(up_scale), BLOCK_N, BLOCK_K // 32))
-        up = dot(even, x_even, up)
-        up = dot(odd, x_odd, up)
-        w += BLOCK_K // 2
-        scale += BLOCK_K // 32
-        x += BLOCK_K // 2
-    gate = tl.minimum(gate * RESTORE, limit)
-    up = tl.minimum(tl.maximum(up * RESTORE, -limit), limit)
-    inner = gate / (1.0 + tl.exp(-gate)) * up
-    to = inner_ptr + row[None, :].to(tl.int64) * INNER + ((n % 2) * (INNER // 2) + n // 2)[:, None]
-    tl.store(to, narrow(inner, inner_ptr.dtype.element_ty), mask=is_row)
-
-
-@triton.jit
-def _down_kernel(
-    inner_ptr,
-    w_ptr,
-    scale_ptr,
-    y_ptr,
-    tiles_ptr,
-    pair_ptr,
-    INNER: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """y[pair] = w2 @ inner[row]."""
-    tile = tl.program_id(1)
-    expert = tl.load(tiles_ptr + tile * 3)
-    if expert < 0:
-        return
-    end = tl.load(tiles_ptr + tile * 3 + 2)
-    row = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, BLOCK_T)
-    is_row = (row < end)[None, :]
-    pair = tl.load(pair_ptr + row, mask=row < end, other=0)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    byte = tl.arange(0, BLOCK_K // 2)
-    group = tl.arange(0, BLOCK_K // 32)
-    w = w_ptr + expert.to(tl.int64) * (HIDDEN * (INNER // 2)) + n[:, None] * (INNER // 2) + byte[None, :]
-    scale = scale_ptr + expert.to(tl.int64) * (HIDDEN * (INNER // 32)) + n[:, None] * (INNER // 32) + group[None, :]
-    inner = inner_ptr + row[None, :].to(tl.int64) * INNER + byte[:, None]
-    y = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for _ in range(INNER // BLOCK_K):
-        raw = tl.load(w)
-        factor = e2m1_factor(tl.load(scale))
-        inner_even = tl.load(inner, mask=is_row, other=0.0)
-        inner_odd = tl.load(inner + INNER // 2, mask=is_row, other=0.0)
-        even, odd = unpack_e2m1(raw, _spread(factor, BLOCK_N, BLOCK_K // 32))
-        y = dot(even, inner_even, y)
-        y = dot(odd, inner_odd, y)
-        w += BLOCK_K // 2
-        scale += BLOCK_K // 32
-        inner += BLOCK_K // 2
-    to = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + n[:, None]
-    tl.store(to, narrow(y * RESTORE, y_ptr.dtype.element_ty), mask=is_row)
+    return y_RH
 
 
 @triton.jit

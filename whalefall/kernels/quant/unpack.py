@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed weights to bfloat16 in registers, four bytes at a time, for the Triton products.
+"""Packed weights to 16-bit floats in registers, four bytes at a time, for the Triton products.
 
-A code's bits go straight to their places in a bfloat16 and one multiplication by a power of two repairs the exponent and applies the scale.
-To keep that factor within bfloat16 whatever the scale, values come out 2**63 times too small; products multiply their sums by `RESTORE`.
-Cost, per value: about 2.5 instructions for E2M1, 2 for E4M3. Scales within [2**-60, 2**60] are exact.
+To bfloat16, with the scale: a code's bits go straight to their places and one multiplication by a power of two repairs the exponent and
+applies the scale. To keep that factor within bfloat16 whatever the scale, values come out 2**63 times too small; products multiply their
+sums by `RESTORE`. Scales within [2**-60, 2**60] are exact. About 2.5 instructions a value for E2M1, 2 for E4M3.
+
+To float16, without: E2M1 codes become E4M3 bytes, four at a time, which Hopper converts by itself; values come out 2**6 times too small.
+1.4 instructions a value; the scale is left to the sums.
 """
 
 from __future__ import annotations
@@ -56,6 +59,26 @@ lop3.b32 m, m, 0x07F007F0, s, 0xEA;
 mul.bf16x2 $1, m, $4;
 }
 """)
+_E2M1_HALF = tl.constexpr("""
+{
+.reg .b32 s, m;
+.reg .b16 p, q;
+shl.b32 s, $4, 4;
+and.b32 s, s, 0x80808080;
+shl.b32 m, $4, 2;
+lop3.b32 m, m, 0x1C1C1C1C, s, 0xEA;
+mov.b32 {p, q}, m;
+cvt.rn.f16x2.e4m3x2 $0, p;
+cvt.rn.f16x2.e4m3x2 $1, q;
+and.b32 s, $4, 0x80808080;
+shr.b32 m, $4, 2;
+lop3.b32 m, m, 0x1C1C1C1C, s, 0xEA;
+mov.b32 {p, q}, m;
+cvt.rn.f16x2.e4m3x2 $2, p;
+cvt.rn.f16x2.e4m3x2 $3, q;
+}
+""")
+HALF_RESTORE = tl.constexpr(2.0**6)
 
 
 @triton.jit
@@ -104,3 +127,12 @@ def unpack_e4m3(raw, factor):
         return (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * factor
     else:
         return tl.inline_asm_elementwise(_E4M3, "=&r,=&r,r,r,r", [raw, factor], dtype=tl.bfloat16, is_pure=True, pack=4)
+
+
+@triton.jit
+def unpack_e2m1_half(raw):
+    """(low nibbles, high nibbles) of uint8 bytes as float16: values * 2**-6."""
+    if INTERPRETED:
+        return _e2m1_bits(raw & 15) * 2.0**120, _e2m1_bits(raw >> 4) * 2.0**120
+    else:
+        return tl.inline_asm_elementwise(_E2M1_HALF, "=&r,=&r,=&r,=&r,r", [raw], dtype=(tl.float16, tl.float16), is_pure=True, pack=4)

@@ -22,8 +22,12 @@ _BLOCK = 4096
 _LOWEST = tl.constexpr(-(2**63))
 
 
-def _is_float32(logits_LV: Tensor, *_: object) -> bool:
+def _is_float32(logits_LV: Tensor) -> bool:
     return logits_LV.dtype == torch.float32 and logits_LV.stride(1) == 1
+
+
+def _can_draw(logits_LV: Tensor, seed_L: Tensor, position_L: Tensor, purpose: int) -> bool:
+    return _is_float32(logits_LV) and seed_L.is_contiguous() and position_L.is_contiguous()
 
 
 @argmax.impl("triton", needs=_GPU, when=_is_float32)
@@ -31,7 +35,7 @@ def argmax_triton(logits_LV: Tensor) -> tuple[Tensor, Tensor]:
     return _best(logits_LV, None, None, 0)
 
 
-@draw.impl("triton", needs=_GPU, when=_is_float32)
+@draw.impl("triton", needs=_GPU, when=_can_draw)
 def draw_triton(logits_LV: Tensor, seed_L: Tensor, position_L: Tensor, purpose: int) -> Tensor:
     return _best(logits_LV, seed_L, position_L, purpose)[0]
 
