@@ -44,13 +44,13 @@ def engine_config(model: Path | None, options: Mapping[str, Any], **chosen: Any)
         ConfigError: single values that are wrong whatever the model, before any process is started; or the directory.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    config = EngineConfig.from_options({"model": model_dir(model), **given, **chosen})
+    config = EngineConfig.from_options({"model": model_dir(model, given.get("load_format")), **given, **chosen})
     if problems := check_options(config):
         raise ConfigError(problems)
     return config
 
 
-def model_dir(model: Path | None) -> Path:
+def model_dir(model: Path | None, load_format: str | None = None) -> Path:
     """
     Raises:
         ConfigError: there is no such directory, or what it holds cannot be loaded.
@@ -63,7 +63,7 @@ def model_dir(model: Path | None) -> Path:
         raise ConfigError(f"{model}: no such directory; a model is a directory with config.json, *.safetensors and tokenizer.json")
     from whalefall.models.precheck import precheck
 
-    precheck(model)  # answers within a second; the engine asks again, seconds of importing torch later
+    precheck(model, has_shards=load_format != "random")  # answers within a second; the engine asks again, seconds of importing torch later
     return model
 
 

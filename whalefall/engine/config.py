@@ -34,6 +34,9 @@ class EngineConfig:
     """Of activations and dense weights; auto: bfloat16 on a GPU; on a CPU float32 where it fits comfortably, else bfloat16."""
     weights: Literal["auto", "packed", "dense"] = "auto"
     """packed keeps quantised weights as stored and dequantises when used; dense does so at load; auto: dense where it fits comfortably."""
+    load_format: Literal["auto", "random"] = "auto"
+    """auto reads the checkpoint's shards; random draws weights of the same shapes and formats, for measuring without a checkpoint: the
+    directory then needs config.json and the tokenizer alone, and answers mean nothing."""
     kv_cache_dtype: Literal["auto", "model", "unrounded"] = "auto"
     """model rounds cache entries to the model's own formats; unrounded keeps them as computed; auto: unrounded in float32, else model."""
     max_model_len: int | None = None

@@ -63,6 +63,7 @@ class ResolvedConfig:
     async_scheduling: bool
     drafts: DraftPlan | None = None
     """None: no speculation."""
+    load_format: Literal["auto", "random"]
     max_logprobs: int
     seed: int | None
     stats_interval_s: float
@@ -191,6 +192,7 @@ class _Resolver:
             kv_events=kv_events,
             async_scheduling=is_ahead,
             drafts=model.drafts,
+            load_format=user.load_format,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
             stats_interval_s=user.stats_interval_s,

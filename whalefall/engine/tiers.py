@@ -50,6 +50,8 @@ def name_weights(config: ResolvedConfig, model_dir: Path) -> str:
     """What stands for the weights in the keys of blocks: all of their content where records outlive the process."""
     if not config.prefix_caching:
         return ""
+    if config.load_format == "random":
+        return "random weights, seed 0"
     sizes = config.tiers
     if sizes is None or sizes.store_dir is None:
         return fingerprint(model_dir)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.errors import ConfigError
 from whalefall.core.seams import Clock, Drafter, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
@@ -34,8 +35,10 @@ from whalefall.runtime.spec.ngram import NgramDrafter
 from whalefall.runtime.spec.rounds import SpecConfig
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
-from whalefall.weights.loader import format_report, load_checkpoint
+from whalefall.weights.loader import LoadReport, format_report, load_checkpoint
+from whalefall.weights.random import fill_randomly
 from whalefall.weights.safetensors import ShardSet
+from whalefall.weights.spec import WeightMap
 
 __all__ = ["OpenModel", "build_engine", "load_engine", "open_model"]
 
@@ -58,7 +61,7 @@ def build_engine(config: EngineConfig, *, progress: Progress | None = None, cloc
 def open_model(config: EngineConfig) -> OpenModel:
     folder = read_folder(config)
     drafts = plan_drafts(config, folder.definition, folder.model_config)
-    facts = _model_facts(folder.model_dir, folder.definition, folder.model_config, drafts)
+    facts = _model_facts(folder.model_dir, folder.definition, folder.model_config, drafts, is_random=config.load_format == "random")
     return folder.opened(resolve(config, facts, find_device(config.device)))
 
 
@@ -66,7 +69,7 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     config, definition, model_config = opened.config, opened.definition, opened.model_config
     context = _build_context(opened.model_dir, config.device, config.dtype, config.weights, config.kv_cache_dtype, config.drafts)
     built = definition.build(model_config, context)
-    report = load_checkpoint(opened.model_dir, definition.weight_map(model_config), built.sink, progress=progress)
+    report = _fill(opened, built, context, progress)
     log.info("%s", format_report(report))
     spec, scheduler_config = definition.cache_spec(model_config, context, config.block_size), _scheduler_config(config)
     grammars = opened.grammar_store()
@@ -101,13 +104,32 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     )
 
 
-def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: ModelConfig, drafts: DraftPlan | None = None) -> ModelFacts:
+def _fill(opened: OpenModel, built: BuiltModel, context: BuildContext, progress: Progress | None) -> LoadReport:
+    definition = opened.definition
+    weight_map = _weight_map(definition, opened.model_config, opened.config.drafts)
+    if opened.config.load_format == "auto":
+        return load_checkpoint(opened.model_dir, weight_map, built.sink, progress=progress)
+    assert definition.draw is not None, "open_model refuses a family that cannot draw its weights"
+    log.warning("load_format is random: weights are drawn, answers mean nothing")
+    return fill_randomly(opened.model_dir, weight_map, definition.draw, built.sink, context.device, progress=progress)
+
+
+def _model_facts(
+    model_dir: Path, definition: ModelDefinition, model_config: ModelConfig, drafts: DraftPlan | None = None, *, is_random: bool = False
+) -> ModelFacts:
     def cache_spec(dtype: str, weights: Any, kv_cache_dtype: Any, block_tokens: int) -> CacheSpec:
         return definition.cache_spec(model_config, _build_context(model_dir, "cpu", dtype, weights, kv_cache_dtype, drafts), block_tokens)
 
-    shards, weight_map = ShardSet.open(model_dir), definition.weight_map(model_config)
-    check_checkpoint(shards, weight_map)  # the loader checks again; here it comes before seconds of building
-    headers = {t.name: (t.dtype, t.shape, t.num_bytes) for t in shards.all_tensors()}
+    weight_map = _weight_map(definition, model_config, drafts)
+    headers: dict[str, tuple[str, tuple[int, ...], int]]
+    if is_random:
+        if definition.draw is None:
+            raise ConfigError(f"load_format is random, and the family {definition.name} does not say how to draw its weights: use auto")
+        headers = {name: (spec.dtypes[0], spec.shape, spec.num_bytes) for name, spec in weight_map.tensors.items()}
+    else:
+        shards = ShardSet.open(model_dir)
+        check_checkpoint(shards, weight_map)  # the loader checks again; here it comes before seconds of building
+        headers = {t.name: (t.dtype, t.shape, t.num_bytes) for t in shards.all_tensors()}
     return ModelFacts(
         name=model_dir.resolve().name,
         family=definition.name,
@@ -119,6 +141,13 @@ def _model_facts(model_dir: Path, definition: ModelDefinition, model_config: Mod
         cache_spec=cache_spec,
         drafts=drafts,
     )
+
+
+def _weight_map(definition: ModelDefinition, model_config: ModelConfig, drafts: DraftPlan | None) -> WeightMap:
+    if drafts is None or not drafts.is_own:
+        return definition.weight_map(model_config)
+    assert definition.weight_map_with_drafter is not None, f"{definition.name} offers a drafter and does not say which tensors it needs"
+    return definition.weight_map_with_drafter(model_config)
 
 
 def _weight_sizes(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from whalefall.core.batch import CacheTensors, ForwardBatch
 from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.seams import Comm, Drafter
-from whalefall.weights.spec import WeightMap
+from whalefall.weights.spec import TensorSpec, WeightMap
 
 if TYPE_CHECKING:  # a checkpoint is judged without torch: only building and running need it
     import torch
@@ -118,6 +118,10 @@ class ModelDefinition:
     """Which protocol encoding the door uses."""
     own_drafter: Callable[[Any], tuple[str, int] | None] | None = None
     """config -> (name of the drafter that this checkpoint brings, most tokens it drafts), or None when it brings none."""
+    weight_map_with_drafter: Callable[[Any], WeightMap] | None = None
+    """As `weight_map`, with the tensors of the own drafter among those consumed; there when `own_drafter` is."""
+    draw: Callable[[str, TensorSpec, Any], Tensor] | None = None
+    """(tensor name, what a checkpoint would hold, torch generator) -> a random tensor of realistic scale; see weights/random.py."""
     footprint: Callable[[Any, BuildContext], tuple[WeightKind, ...]] | None = None
     """(config, context) -> bytes of the weights once loaded, to the byte; without it they are estimated from the shard headers."""
 

@@ -14,8 +14,10 @@ from whalefall.weights.check import check_checkpoint
 from whalefall.weights.safetensors import ShardSet
 
 
-def precheck(model_dir: str | Path) -> None:
+def precheck(model_dir: str | Path, *, has_shards: bool = True) -> None:
     """
+    Args:
+        has_shards: whether the weights will be read from the folder too.
     Raises:
         ConfigError: with every problem of the config, or else every problem of the shards.
     """
@@ -24,4 +26,5 @@ def precheck(model_dir: str | Path) -> None:
     values = read_config(folder)
     definition = find_definition(values, file)
     config = definition.parse_config(values, file)
-    check_checkpoint(ShardSet.open(folder), definition.weight_map(config))
+    if has_shards:
+        check_checkpoint(ShardSet.open(folder), definition.weight_map(config))

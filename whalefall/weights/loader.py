@@ -85,7 +85,7 @@ def load_checkpoint(model_dir: str | Path, weight_map: WeightMap, sink: Sink, *,
         num_bytes=total_bytes,
         ignored=count_ignored(shards, weight_map),
         duration_s=time.monotonic() - started_s,
-        peak_rss_bytes=_peak_rss_bytes(),
+        peak_rss_bytes=peak_rss_bytes(),
     )
 
 
@@ -100,8 +100,9 @@ def count_ignored(shards: ShardSet, weight_map: WeightMap) -> tuple[IgnoredTenso
 
 def format_report(report: LoadReport) -> str:
     """A few lines for the log: what was loaded, what was left and why."""
+    source = f"from {report.num_shards} shard(s)" if report.num_shards else "drawn at random, NOT from a checkpoint,"
     lines = [
-        f"loaded {report.num_tensors:,} tensors, {format_bytes(report.num_bytes)} from {report.num_shards} shard(s)"
+        f"loaded {report.num_tensors:,} tensors, {format_bytes(report.num_bytes)} {source}"
         f" in {report.duration_s:.1f} s; peak memory {format_bytes(report.peak_rss_bytes)}"
     ]
     for left in report.ignored:
@@ -131,6 +132,7 @@ def _read(shard: Shard, tensors: list[StoredTensor], sink: Sink) -> Iterator[Sto
     mapped.release(0, max((tensor.end for tensor in tensors), default=0))
 
 
-def _peak_rss_bytes() -> int:
+def peak_rss_bytes() -> int:
+    """Highest resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
