@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from whalefall.core.batch import ForwardBatch, RowSet
-from whalefall.core.seams import LocalComm
+from whalefall.core.seams import Drafter, LocalComm
 from whalefall.models.definition import BuildContext, Model, ModelConfig, ModelDefinition
 from whalefall.models.registry import find_definition, read_config
 from whalefall.runtime.kvcache.pools import allocate, reset_slot
@@ -31,6 +31,8 @@ class LoadedModel:
     """The family's own config."""
     context: BuildContext
     model: Model
+    drafter: Drafter | None = None
+    """The family's own, when it was asked for."""
 
 
 def load_model(
@@ -39,9 +41,13 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     weights: Literal["packed", "dense"] = "dense",
     kv_cache_dtype: Literal["model", "unrounded"] = "unrounded",
+    max_draft_tokens: int = 0,
     **changes: Any,
 ) -> LoadedModel:
-    """Build and fill a model on the CPU. `changes` replace fields of its config, for instance index_topk, after it has been checked."""
+    """Build and fill a model on the CPU. `changes` replace fields of its config, for instance index_topk, after it has been checked.
+
+    max_draft_tokens: build the family's own drafter too, with rings that have room for so many refused drafts.
+    """
     folder = Path(model_dir)
     values = read_config(folder)
     definition = find_definition(values)
@@ -54,10 +60,14 @@ def load_model(
         kv_cache_dtype=kv_cache_dtype,
         comm=LocalComm(),
         model_dir=folder,
+        max_draft_tokens=max_draft_tokens,
+        uses_own_drafter=max_draft_tokens > 0,
     )
     built = definition.build(config, context)
-    load_checkpoint(folder, definition.weight_map(config), built.sink)
-    return LoadedModel(definition=definition, config=config, context=context, model=built.model)
+    tensors = definition.weight_map if not max_draft_tokens else definition.weight_map_with_drafter
+    assert tensors is not None, f"{definition.name} has no drafter of its own"
+    load_checkpoint(folder, tensors(config), built.sink)
+    return LoadedModel(definition=definition, config=config, context=context, model=built.model, drafter=built.drafter)
 
 
 @dataclass(eq=False, slots=True)

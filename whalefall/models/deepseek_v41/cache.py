@@ -15,7 +15,7 @@ from whalefall.models.definition import BuildContext
 ENCODER_RING = "encoder"
 """Windows written by every row: all layers up to and including the border layer, the first of the decoder."""
 DECODER_RING = "decoder"
-"""Windows written by decoder rows only: the layers above the border layer."""
+"""Windows written by decoder rows only: the layers above the border layer, and the draft blocks."""
 
 
 def main_field(layer: int) -> str:
@@ -28,6 +28,10 @@ def index_field(layer: int) -> str:
 
 def window_field(layer: int) -> str:
     return f"layers.{layer}.window"
+
+
+def draft_window_field(index: int) -> str:
+    return f"mtp.{index}.window"
 
 
 def pending_field(layer: int) -> str:
@@ -55,6 +59,9 @@ def cache_spec(config: DeepseekV41Config, context: BuildContext, block_tokens: i
     for layer in range(config.num_hidden_layers):
         group = window_group(config, layer)
         rings.append(_ring(window_field(layer), config.head_dim, dtype, config.sliding_window, group, context))
+    if context.uses_own_drafter:
+        for index in range(config.num_nextn_predict_layers):
+            rings.append(_ring(draft_window_field(index), config.head_dim, dtype, config.sliding_window, DECODER_RING, context))
     return CacheSpec(block_tokens=block_tokens, growing=tuple(growing), rings=tuple(rings))
 
 

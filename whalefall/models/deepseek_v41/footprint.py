@@ -52,6 +52,8 @@ def _add(sizes: dict[str, int], prefix: str, module: nn.Module) -> None:
 
 def kind_of(name: str) -> str:
     """The kind of a parameter of the built model, or of a checkpoint tensor."""
+    if name.startswith("mtp."):
+        return "draft blocks"
     if name.startswith(("embed.", "head.", "norm.")):
         return "embedding and head"
     if ".experts." in name:

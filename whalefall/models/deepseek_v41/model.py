@@ -16,95 +16,15 @@ from whalefall.core.batch import CacheTensors, ForwardBatch
 from whalefall.kernels import mhc
 from whalefall.kernels.rope import plain_frequencies, yarn_frequencies
 from whalefall.layers.embedding import Embedding
-from whalefall.layers.engram import Engram
 from whalefall.layers.linear import Float32Linear, Storage
-from whalefall.layers.mhc import HyperConnection
-from whalefall.layers.moe import MoE
 from whalefall.layers.norm import RMSNorm
-from whalefall.layers.parametric import Parametric
-from whalefall.models.deepseek_v41.cache import is_rounded
+from whalefall.models.deepseek_v41.block import Block
 from whalefall.models.deepseek_v41.config import DeepseekV41Config
+from whalefall.models.deepseek_v41.dspark import DraftBlocks, Taps
 from whalefall.models.deepseek_v41.ngrams import EngramHash
-from whalefall.models.deepseek_v41.sparse import Lists, SparseAttention
-from whalefall.models.deepseek_v41.step import RopeTables, StepIndex, View
+from whalefall.models.deepseek_v41.sparse import Lists
+from whalefall.models.deepseek_v41.step import RopeTables, StepIndex
 from whalefall.models.definition import BuildContext
-
-
-class Block(Parametric):
-    """One decoder block: Engram where it has one, attention and MoE, each inside its hyper-connection."""
-
-    def __init__(self, config: DeepseekV41Config, layer: int, context: BuildContext, storage: Storage) -> None:
-        super().__init__()
-        eps, device = config.rms_norm_eps, storage.device
-        self.attn_norm = RMSNorm(config.hidden_size, eps, device)
-        self.ffn_norm = RMSNorm(config.hidden_size, eps, device)
-        self.attn = SparseAttention(config, layer, is_rounded=is_rounded(context), storage=storage, comm=context.comm)
-        self.ffn = MoE(
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.n_routed_experts,
-            config.num_experts_per_tok,
-            scale=config.routed_scaling_factor,
-            limit=config.swiglu_limit,
-            storage=storage,
-            comm=context.comm,
-        )
-        self.hc_attn, self.hc_ffn = (
-            HyperConnection(
-                config.hc_mult, config.hidden_size, eps=eps, hc_eps=config.hc_eps, iterations=config.hc_sinkhorn_iters, device=device
-            )
-            for _ in range(2)
-        )
-        self.engram: Engram | None = None
-        if layer in config.engram_layer_ids:
-            self.engram = Engram(
-                config.hidden_size,
-                config.hc_mult,
-                num_rows=config.engram_num_embeddings[config.engram_layer_ids.index(layer)],
-                slots=(config.engram_max_ngram_size - 1) * config.engram_n_heads,
-                width=config.engram_head_dim,
-                eps=eps,
-                storage=storage,
-            )
-
-    def fill(self, part: str, tensor: Tensor) -> None:
-        """The checkpoint spells the hyper-connections hc_attn_fn, hc_ffn_scale and so on."""
-        _, sublayer, name = part.split("_")
-        (self.hc_attn if sublayer == "attn" else self.hc_ffn).fill(name, tensor)
-
-    def forward(
-        self,
-        streams_TSH: Tensor,
-        carry_TS: Tensor,
-        engram_rows_TJ: Tensor | None,
-        view: View,
-        step: StepIndex,
-        cache: CacheTensors,
-        lists: Lists,
-    ) -> tuple[Tensor, Tensor]:
-        if self.engram is not None and engram_rows_TJ is not None:
-            streams_TSH = self.engram(streams_TSH, engram_rows_TJ)
-        x_TH = self.attn_norm(mhc.collapse(streams_TSH, carry_TS))
-        window_kv_MD = self.attn.write(x_TH, view, step, cache)
-        return self.after_write(streams_TSH, x_TH, window_kv_MD, view, step, cache, lists)
-
-    def after_write(
-        self,
-        streams_TSH: Tensor,
-        x_TH: Tensor,
-        window_kv_MD: Tensor,
-        view: View,
-        step: StepIndex,
-        cache: CacheTensors,
-        lists: Lists,
-    ) -> tuple[Tensor, Tensor]:
-        """The rest of the block once the attention sublayer's cache entries stand. Gives new streams and the next carry."""
-        carry_TS, post_TS, comb_TSS = self.hc_attn.mixes(streams_TSH)
-        y_TH = self.attn.look(x_TH, window_kv_MD, view, step, cache, lists)
-        streams_TSH = mhc.expand(streams_TSH, y_TH, post_TS, comb_TSS)
-        x_TH = self.ffn_norm(mhc.collapse(streams_TSH, carry_TS))
-        carry_TS, post_TS, comb_TSS = self.hc_ffn.mixes(streams_TSH)
-        return mhc.expand(streams_TSH, self.ffn(x_TH), post_TS, comb_TSS), carry_TS
 
 
 class DeepseekV41(nn.Module):
@@ -119,8 +39,9 @@ class DeepseekV41(nn.Module):
         self.layers = nn.ModuleList(self._blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context.device)
         self.head = Float32Linear(config.hidden_size, config.vocab_size, context.device, stored=context.dtype)
+        self.mtp = DraftBlocks(config, context, storage) if context.uses_own_drafter else None
         self.engram_hash = EngramHash(config, context.model_dir, context.device) if config.engram_layer_ids else None
-        self._rope = _rope_tables(config, context.device)
+        self.rope = _rope_tables(config, context.device)
         self.tag_mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
         """Window rows that should have been there and were not, since start. Stays 0 unless the bookkeeping has a fault."""
 
@@ -129,26 +50,33 @@ class DeepseekV41(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: CacheTensors) -> Tensor:
-        step = StepIndex(self.config, batch, cache, self._rope)
+        step = StepIndex(self.config, batch, cache, self.rope)
         engram_rows = self.engram_hash(batch) if self.engram_hash is not None else {}
         border = self.config.num_encoder_layers
         streams_TSH = self.embed(batch.input_ids_T)[:, None].expand(-1, self.config.hc_mult, -1)
         carry_TS = torch.zeros(streams_TSH.shape[:2], device=streams_TSH.device)
         carry_TS[:, 0] = 1
         lists = Lists()
+        taps = Taps(self.config.dspark_target_layer_ids if self.mtp is not None else ())
         for layer, block in enumerate(self._blocks[:border]):
+            taps.see(layer, streams_TSH)
             streams_TSH, carry_TS = block(streams_TSH, carry_TS, engram_rows.get(layer), step.encoder, step, cache, lists)
         border_block = self._blocks[border]
+        taps.see(border, streams_TSH)
         x_TH = border_block.attn_norm(mhc.collapse(streams_TSH, carry_TS))
         window_kv_MD = border_block.attn.write(x_TH, step.encoder, step, cache)
         if batch.decoder_rows_D is not None:
             streams_TSH, x_TH = streams_TSH[batch.decoder_rows_D], x_TH[batch.decoder_rows_D]
+            taps.keep(batch.decoder_rows_D)
         self.tag_mismatches += step.num_mismatches()
         if batch.decoder.num_rows == 0:
             return torch.empty(0, self.config.vocab_size, device=streams_TSH.device)
         streams_TSH, carry_TS = border_block.after_write(streams_TSH, x_TH, window_kv_MD, step.border, step, cache, lists)
-        for block in self._blocks[border + 1 :]:
+        for layer, block in enumerate(self._blocks[border + 1 :], border + 1):
+            taps.see(layer, streams_TSH)
             streams_TSH, carry_TS = block(streams_TSH, carry_TS, None, step.decoder, step, cache, lists)
+        if self.mtp is not None:
+            self.mtp.feed(taps.features(), step.decoder, cache)
         rows_L = batch.logit_rows_L
         return self.head(self.norm(mhc.collapse(streams_TSH[rows_L], carry_TS[rows_L])))
 

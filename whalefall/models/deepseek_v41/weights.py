@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every tensor of a V4.1 checkpoint: name, logical shape, storage format. Reads nothing but the config.
 
-`parameters` lists the logical parameters of the text backbone, `draft_parameters` and `vision_parameters` those of the parts that are
-not used yet; `stored_tensors` turns a list into what lies in the file, quantised or plain. `weight_map` is what the loader checks.
+`parameters` lists the logical parameters of the text backbone, `draft_parameters` those of DSpark, `vision_parameters` those of a part
+that is not used yet; `stored_tensors` turns a list into what lies in the file, quantised or plain. `weight_map` is what the loader checks.
 Source: design note deepseek-v41 §2.
 """
 
@@ -34,18 +34,19 @@ class Parameter:
     format: Format
 
 
-def weight_map(config: DeepseekV41Config) -> WeightMap:
+def weight_map(config: DeepseekV41Config, *, with_draft: bool = False) -> WeightMap:
     """What loading consumes, and what it leaves alone."""
     draft = stored_tensors(draft_parameters(config), config.is_quantised)
     vision = vision_parameters(config)
     num_encoder = sum(not name.startswith("image_") for name in vision)
+    draft_rule = IgnoreRule("mtp.", "draft blocks are not used: speculation is off, or has another drafter", len(draft))
     rules = (
-        IgnoreRule("mtp.", "draft blocks are not used: speculation is off", len(draft)),
+        *(() if with_draft else (draft_rule,)),
         IgnoreRule("vision.", "the image encoder is not used: text only", num_encoder - 4 if num_encoder else 0),
         IgnoreRule("aligner.", "the image encoder is not used: text only", 4 if num_encoder else 0),
         IgnoreRule("image_", "image vectors are not used: text only", len(vision) - num_encoder),
     )
-    return WeightMap(stored_tensors(parameters(config), config.is_quantised), rules)
+    return WeightMap(stored_tensors(parameters(config), config.is_quantised) | (draft if with_draft else {}), rules)
 
 
 def stored_tensors(logical: Mapping[str, Parameter], is_quantised: bool) -> dict[str, TensorSpec]:
