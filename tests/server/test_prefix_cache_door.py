@@ -68,8 +68,13 @@ async def test_usage_tells_cached_tokens_and_a_reset_ends_them(tmp_path: Path) -
 
     assert cached == [0, 36, 0, 36]
     assert salted["prompt_tokens_details"]["cached_tokens"] == 0
-    line = next(line for line in metrics.splitlines() if line.startswith("whalefall:prefix_stored_blocks_total{"))
-    assert float(line.split()[-1]) == 30
+
+    def counted(name: str) -> float:
+        return float(next(line for line in metrics.splitlines() if line.startswith(f"whalefall:{name}_total{{")).split()[-1])
+
+    names = ("stored_blocks", "adopted_tokens", "replayed_tokens", "evicted_blocks", "evicted_tokens")
+    assert [counted(f"prefix_{name}") for name in names] == [30, 72, 0, 0, 0]
+    assert counted("prefix_cache_hits") == 72
 
 
 def test_offline_prompts_take_a_salt(tmp_path: Path) -> None:

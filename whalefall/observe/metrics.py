@@ -123,12 +123,15 @@ class EngineGauges:
     """Rows that all steps have run, prompts and outputs together."""
     blocks_cached: int = 0
     """Blocks that a prefix hit can find, whether somebody holds them or not."""
+    prefix_adopted_tokens: int = 0
+    """In blocks that requests took over at an entry; those of entries after a preemption among them."""
     prefix_replayed_tokens: int = 0
     """Rows run again after hits, to refill windows."""
     prefix_readmitted_tokens: int = 0
     """Tokens that preempted requests found again."""
     prefix_stored_blocks: int = 0
     prefix_evicted_blocks: int = 0
+    prefix_evicted_tokens: int = 0
     ring_tag_mismatches: int = 0
     """Window rows that should have been there and were not: anything but 0 is a fault of the cache bookkeeping."""
     drafts: DraftStats | None = None

@@ -20,7 +20,14 @@ from whalefall.server.tier_metrics import tier_blocks, tier_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUR_PREFIX, VLLM_PREFIX = "whalefall:", "vllm:"
-_PREFIX = ("prefix_replayed_tokens", "prefix_readmitted_tokens", "prefix_stored_blocks", "prefix_evicted_blocks")
+_PREFIX = (
+    "prefix_adopted_tokens",
+    "prefix_replayed_tokens",
+    "prefix_readmitted_tokens",
+    "prefix_stored_blocks",
+    "prefix_evicted_blocks",
+    "prefix_evicted_tokens",
+)
 ONLY_OURS = frozenset(
     {
         *_PREFIX,
@@ -87,10 +94,12 @@ class EngineCollector:
             ("prompt_tokens_cached", stats.cached_prompt_tokens, "Prompt tokens taken from the prefix cache."),
             ("generation_tokens", stats.generation_tokens, "Tokens delivered."),
             ("num_preemptions", stats.engine.num_preemptions, "Requests put back for want of blocks."),
+            ("prefix_adopted_tokens", stats.engine.prefix_adopted_tokens, "Tokens whose blocks requests took over, at each entry."),
             ("prefix_replayed_tokens", stats.engine.prefix_replayed_tokens, "Rows run again after prefix hits, to refill windows."),
             ("prefix_readmitted_tokens", stats.engine.prefix_readmitted_tokens, "Tokens that preempted requests found again."),
             ("prefix_stored_blocks", stats.engine.prefix_stored_blocks, "Blocks that became findable for prefix hits."),
             ("prefix_evicted_blocks", stats.engine.prefix_evicted_blocks, "Remembered blocks whose memory was wanted."),
+            ("prefix_evicted_tokens", stats.engine.prefix_evicted_tokens, "Tokens in those blocks."),
             ("ring_tag_mismatch", stats.engine.ring_tag_mismatches, "Window rows lost by the cache bookkeeping and masked; 0 in health."),
             ("engine_steps", stats.engine.num_steps, "Steps the engine has run."),
             ("batched_tokens", stats.engine.batched_tokens, "Rows run by all steps, prompts and outputs together."),
