@@ -7,24 +7,26 @@ import torch
 from torch import Tensor
 
 from whalefall.kernels import engram
+from whalefall.layers.host_table import pinned_view
 from whalefall.layers.linear import Linear, Storage
 from whalefall.layers.parametric import Parametric
 
 
 class EngramTable(Parametric):
-    """The embedding rows, gathered and never multiplied. FP8 rows stay as stored, on the host, as views of the mapped checkpoint."""
+    """The embedding rows, gathered and never multiplied. FP8 rows stay as stored, on the host: as views of the mapped checkpoint when the
+    CPU computes, in pinned memory that the device reads when a GPU does."""
 
     def __init__(self, rows: int, width: int, storage: Storage) -> None:
         super().__init__()
-        self.rows, self.width, self.dtype = rows, width, storage.dtype
+        self.rows, self.width, self.dtype, self._device = rows, width, storage.dtype, storage.device
         self.is_packed = storage.is_quantised
         self._awaited = {"weight", "scale"} if self.is_packed else {"weight"}
         self._tensors: dict[str, Tensor] = {}
 
     def fill(self, part: str, tensor: Tensor) -> None:
-        # No copy: the released tables are 94 GiB each and a token touches 24 rows.
+        # No copy on a CPU: the released tables are 94 GiB each and a token touches 24 rows.
         self.accept(part, tensor, (self.rows, self.width // 32 if part == "scale" else self.width))
-        self._tensors[part] = tensor
+        self._tensors[part] = pinned_view(tensor, self._device) if self._device.type == "cuda" else tensor
 
     def forward(self, rows_TJ: Tensor) -> Tensor:
         """[T, J * width] in the activation dtype."""
