@@ -156,36 +156,24 @@ def dequantise(tokens: tuple[int, ...]) -> Iterator[Row]:
 
 def sweep(tokens: tuple[int, ...]) -> Iterator[Row]:
     """Ways to cut the experts' products, one at a time beside the chosen ones."""
-    from whalefall.kernels.moe import triton_experts as chosen
+    from whalefall.kernels.moe import triton_experts as twin
 
-    table, tile_of, shapes_of = dict(chosen.FEW), chosen.few_tile, chosen.many_shapes
-    s = chosen.Shape
+    table, s = twin.SHAPES, twin.Shape
+    few_up = [s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 16, 256, 4, 4), s(8, 32, 256, 2, 3), s(8, 32, 512, 4, 3), s(8, 32, 512, 8, 3)]
+    few_down = [s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 64, 256, 8, 4), s(8, 32, 256, 2, 4), s(8, 128, 256, 8, 3)]
+    many_up = [s(64, 64, 128, 4, 3), s(64, 128, 64, 8, 4), s(64, 128, 64, 4, 3), s(64, 128, 128, 8, 3), s(64, 64, 64, 4, 3)]
+    many_down = [s(64, 64, 128, 4, 4), s(64, 128, 128, 4, 3), s(64, 128, 128, 8, 3), s(64, 256, 64, 8, 3), s(64, 64, 64, 4, 5)]
     for t in (t for t in tokens if t in (1, 8, 64, 256, 2048, 8192)):
         (row,) = experts((t,))
-        up, down = shapes_of(t * PER_TOKEN, EXPERTS) if tile_of(t * PER_TOKEN, EXPERTS) is None else table[8]
-        if t <= 256:
-            ups = (
-                s(8, 32, 256, 4, 4),
-                s(8, 64, 256, 4, 3),
-                s(8, 16, 256, 4, 4),
-                s(8, 32, 256, 2, 3),
-                s(8, 32, 512, 4, 3),
-                s(8, 32, 512, 8, 3),
-            )
-            downs = (s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 64, 256, 8, 4), s(8, 32, 256, 2, 4), s(8, 128, 256, 8, 3))
-        else:
-            ups = (s(64, 64, 128, 4, 3), s(64, 128, 64, 4, 4), s(64, 128, 128, 8, 3), s(128, 64, 64, 4, 4), s(128, 128, 64, 8, 4))
-            downs = (s(64, 128, 128, 8, 3), s(64, 128, 64, 4, 4), s(128, 128, 64, 4, 4), s(128, 128, 64, 8, 4), s(128, 64, 128, 4, 3))
-        pairs = [(up, down), *((u, down) for u in ups), *((up, d) for d in downs)]
-        for first, second in pairs if t <= 256 else [p for p in pairs if p[0].tokens == p[1].tokens] + list(zip(ups[:3], downs[:3])):
-            if first.tokens != second.tokens:
-                continue
-            chosen.FEW[8] = (first, second)
-            chosen.many_shapes = lambda *_, f=first, d=second: (f, d)
-            yield Row(
-                "experts_mxfp4", f"up {_cut(first)} down {_cut(second)}", t, row.op, list(row.sets), row.num_bytes, row.flops, checks=False
-            )
-    chosen.FEW[8], chosen.many_shapes = table[8], shapes_of
+        is_few, (up, down) = twin.shapes_for(t * PER_TOKEN, EXPERTS)
+        ups, downs = (few_up, few_down) if is_few else (many_up, many_down)
+        whole = [(s(128, 64, 64, 4, 3), s(128, 128, 64, 8, 4)), (s(128, 128, 64, 8, 3), s(128, 128, 64, 4, 4))]
+        pairs = [(up, down), *((u, down) for u in ups), *((up, d) for d in downs), *([] if is_few else whole)]
+        for pair in (p for p in pairs if p[0].tokens == p[1].tokens):
+            twin.SHAPES = ((math.inf, is_few, *pair),)
+            shape = f"up {_cut(pair[0])} down {_cut(pair[1])}"
+            yield Row("experts_mxfp4", shape, t, row.op, list(row.sets), row.num_bytes, row.flops, checks=False)
+        twin.SHAPES = table
 
 
 def _cut(shape: Any) -> str:

@@ -47,7 +47,7 @@ def mxfp4() -> Iterator[tuple[Any, ...]]:
 
 _SIZES = ((0, 4, 32, 32), (1, 4, 32, 32), (17, 4, 64, 32), (9, 3, 96, 64))
 """(T, E, H, F)."""
-_WHOLE_SIZES = ((5, 4, 256, 256), (22, 3, 512, 256), (70, 2, 256, 512))
+_WHOLE_SIZES = ((5, 4, 256, 256), (22, 5, 512, 256), (40, 4, 256, 256), (70, 2, 256, 512))
 """The same, in whole tiles of the products on a GPU; few, some and many rows an expert."""
 
 

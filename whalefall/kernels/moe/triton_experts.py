@@ -34,24 +34,18 @@ class Shape:
     stages: int
 
 
-FEW = {8: (Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)), 16: (Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3))}
-"""(gate/up, down) by tokens a tile, for few rows an expert."""
+SHAPES = (
+    (5, True, Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)),
+    (12, True, Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3)),
+    (24, False, Shape(32, 64, 128, 4, 4), Shape(32, 64, 128, 4, 4)),
+    (200, False, Shape(64, 64, 64, 4, 4), Shape(64, 128, 64, 4, 4)),
+    (math.inf, False, Shape(128, 64, 64, 4, 4), Shape(128, 128, 64, 8, 4)),
+)
+"""Up to this mean number of rows an expert, were they spread evenly: whether that is few, gate/up, down."""
 
 
-def few_tile(num_pairs: int, num_experts: int) -> int | None:
-    """Tokens a tile for few rows an expert, by the mean that an even gate would give each; None for many."""
-    mean = num_pairs / num_experts
-    return 8 if mean <= 5 else 16 if mean <= 12 else None
-
-
-def many_shapes(num_pairs: int, num_experts: int) -> tuple[Shape, Shape]:
-    """(gate/up, down) for many rows an expert."""
-    mean = num_pairs / num_experts
-    if mean <= 28:
-        return Shape(32, 32, 256, 2, 3), Shape(32, 64, 256, 4, 3)
-    if mean <= 56:
-        return Shape(64, 64, 128, 4, 3), Shape(64, 128, 128, 8, 3)
-    return Shape(128, 64, 128, 4, 3), Shape(128, 128, 128, 8, 3)
+def shapes_for(num_pairs: int, num_experts: int) -> tuple[bool, tuple[Shape, Shape]]:
+    return next((few, (up, down)) for most, few, up, down in SHAPES if num_pairs <= most * num_experts)
 
 
 def _fits(
@@ -87,113 +81,48 @@ def experts_mxfp4_triton(
     if not tokens:
         return out_TH
     w13, w2 = (w13_EFh.view(torch.uint8), scale13_EFg), (w2_EHf.view(torch.uint8), scale2_EHg)
-    few = few_tile(num_pairs, num_experts)
-    if few is not None:
-        order = order_by_expert(x_TH, expert_TA, num_experts, few, in_halves=True)
-        y_RH = _run_few(order, FEW[few], w13, w2, limit, expert_TA.shape[1])
-    else:
-        shapes = many_shapes(num_pairs, num_experts)
-        order = order_by_expert(x_TH, expert_TA, num_experts, shapes[0].tokens, in_halves=False)
-        y_RH = _run_many(order, shapes, w13, w2, limit, expert_TA.shape[1])
-    columns = min(1024, triton.next_power_of_2(hidden))
-    _combine_kernel[(tokens, triton.cdiv(hidden, columns))](
-        y_RH,
-        expert_TA.contiguous(),
-        weight_TA.contiguous(),
-        out_TH,
-        HIDDEN=hidden,
-        PER_TOKEN=expert_TA.shape[1],
-        BLOCK=columns,
-        num_warps=4,
-    )
+    is_few, (up, down) = shapes_for(num_pairs, num_experts)
+    order = order_by_expert(x_TH, expert_TA, num_experts, up.tokens)
+    # Of few rows an expert the sums are kept whole; of many they are half the bytes.
+    y_RH = torch.empty(num_pairs, hidden, dtype=torch.float32 if is_few else x_TH.dtype, device=x_TH.device)
+    _run(order, is_few, up, down, w13, w2, limit, expert_TA.shape[1], y_RH)
+    columns, per_token = min(1024, triton.next_power_of_2(hidden)), expert_TA.shape[1]
+    grid = (tokens, triton.cdiv(hidden, columns))
+    pairs = (expert_TA.contiguous(), weight_TA.contiguous())
+    _combine_kernel[grid](y_RH, *pairs, out_TH, HIDDEN=hidden, PER_TOKEN=per_token, BLOCK=columns, num_warps=4)
     return out_TH
 
 
-def _run_few(
-    order: Order, shapes: tuple[Shape, Shape], w13: tuple[Tensor, Tensor], w2: tuple[Tensor, Tensor], limit: float, per_token: int
-) -> Tensor:
-    """float32 [R, H], a row per pair."""
-    up, down = shapes
-    num_pairs, num_tiles = order.pair_R.shape[0], order.tiles_X3.shape[0]
-    hidden, inner = w2[0].shape[1], 2 * w2[0].shape[2]
+def _run(
+    order: Order,
+    is_few: bool,
+    up: Shape,
+    down: Shape,
+    w13: tuple[Tensor, Tensor],
+    w2: tuple[Tensor, Tensor],
+    limit: float,
+    per_token: int,
+    y_RH: Tensor,
+) -> None:
+    """Both products of every tile, into a row per pair."""
+    num_tiles, (num_pairs, hidden), inner = order.tiles_X3.shape[0], y_RH.shape, 2 * w2[0].shape[2]
     # The SwiGLU's output is at most limit**2; times this it fills float16.
     inner_factor = 2.0 ** math.floor(math.log2(60000 / limit**2))
-    inner_RF = torch.empty(num_pairs, inner, dtype=torch.float16, device=order.pair_R.device)
-    y_RH = torch.empty(num_pairs, hidden, dtype=torch.float32, device=order.pair_R.device)
+    inner_RF = torch.empty(num_pairs, inner, dtype=torch.float16, device=y_RH.device)
     sizes = {"INNER": inner, "HIDDEN": hidden}
-    up_few[(inner // up.rows, num_tiles)](
-        order.x_T2h,
-        order.factor_T,
-        *w13,
-        inner_RF,
-        order.tiles_X3,
-        order.pair_R,
-        limit,
-        inner_factor,
-        **sizes,
-        PER_TOKEN=per_token,
-        BLOCK_T=up.tokens,
-        BLOCK_N=up.rows,
-        GROUPS=up.columns // 32,
-        num_warps=up.warps,
-        num_stages=up.stages,
+    where = (order.tiles_X3, order.pair_R)
+    up_kernel, down_kernel = (up_few, down_few) if is_few else (up_many, down_many)
+    up_kernel[(inner // up.rows, num_tiles)](
+        order.x_T2h, order.factor_T, *w13, inner_RF, *where, limit, inner_factor, PER_TOKEN=per_token, **sizes, **_cut(up, hidden, is_few)
     )
-    down_few[(hidden // down.rows, num_tiles)](
-        inner_RF,
-        *w2,
-        y_RH,
-        order.tiles_X3,
-        order.pair_R,
-        inner_factor,
-        **sizes,
-        BLOCK_T=down.tokens,
-        BLOCK_N=down.rows,
-        GROUPS=down.columns // 32,
-        num_warps=down.warps,
-        num_stages=down.stages,
-    )
-    return y_RH
+    down_kernel[(hidden // down.rows, num_tiles)](inner_RF, *w2, y_RH, *where, inner_factor, **sizes, **_cut(down, inner, is_few))
 
 
-def _run_many(
-    order: Order, shapes: tuple[Shape, Shape], w13: tuple[Tensor, Tensor], w2: tuple[Tensor, Tensor], limit: float, per_token: int
-) -> Tensor:
-    """bfloat16 [R, H], a row per pair."""
-    up, down = shapes
-    num_pairs, num_tiles = order.pair_R.shape[0], order.tiles_X3.shape[0]
-    hidden, inner = w2[0].shape[1], 2 * w2[0].shape[2]
-    inner_RF = torch.empty(num_pairs, inner, dtype=order.x_T2h.dtype, device=order.pair_R.device)
-    y_RH = torch.empty(num_pairs, hidden, dtype=order.x_T2h.dtype, device=order.pair_R.device)
-    sizes = {"INNER": inner, "HIDDEN": hidden}
-    up_many[(inner // up.rows, num_tiles)](
-        order.x_T2h,
-        *w13,
-        inner_RF,
-        order.tiles_X3,
-        order.pair_R,
-        limit,
-        **sizes,
-        PER_TOKEN=per_token,
-        BLOCK_T=up.tokens,
-        BLOCK_N=up.rows,
-        BLOCK_K=up.columns,
-        num_warps=up.warps,
-        num_stages=up.stages,
-    )
-    down_many[(hidden // down.rows, num_tiles)](
-        inner_RF,
-        *w2,
-        y_RH,
-        order.tiles_X3,
-        order.pair_R,
-        **sizes,
-        BLOCK_T=down.tokens,
-        BLOCK_N=down.rows,
-        BLOCK_K=down.columns,
-        num_warps=down.warps,
-        num_stages=down.stages,
-    )
-    return y_RH
+def _cut(shape: Shape, columns: int, is_few: bool) -> dict[str, int]:
+    made = {"BLOCK_T": shape.tokens, "BLOCK_N": shape.rows, "GROUPS": shape.columns // 32}
+    if not is_few:
+        made["ALL_GROUPS"] = triton.next_power_of_2(columns // 32)
+    return made | {"num_warps": shape.warps, "num_stages": shape.stages}
 
 
 @triton.jit

@@ -26,9 +26,9 @@ class Order:
     tiles_X3: Tensor
     """int32: expert (-1: nothing to do), first row, end row of each tile."""
     x_T2h: Tensor
-    """The activations with even columns first, [T, 2, H / 2]; in halves, times a power of two for each token."""
+    """The activations with even columns first, float16 [T, 2, H / 2], times a power of two for each token."""
     factor_T: Tensor
-    """What undoes that power of two; float32, only for halves."""
+    """What undoes that power of two; float32."""
 
 
 def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
@@ -36,16 +36,16 @@ def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     return min(num_pairs, num_experts + num_pairs // tile)
 
 
-def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int, *, in_halves: bool) -> Order:
+def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int) -> Order:
     """Needs an even H and unit column strides.
 
-    `in_halves` gives the activations as float16, each token brought to magnitudes below 2**15: nothing overflows and what is small beside
-    the token's largest value keeps more digits than bfloat16 had.
+    Each token is brought to magnitudes below 2**15: as float16 nothing overflows, and all that is not tiny beside the token's largest value
+    keeps more digits than bfloat16 had.
     """
     num_pairs, (tokens, hidden) = expert_TA.numel(), x_TH.shape
     pair_R = torch.empty(num_pairs, dtype=torch.int32, device=x_TH.device)
     tiles_X3 = torch.empty(max_tiles(num_pairs, num_experts, tile), 3, dtype=torch.int32, device=x_TH.device)
-    x_T2h = torch.empty(tokens, 2, hidden // 2, dtype=torch.float16 if in_halves else x_TH.dtype, device=x_TH.device)
+    x_T2h = torch.empty(tokens, 2, hidden // 2, dtype=torch.float16, device=x_TH.device)
     factor_T = torch.empty(tokens, dtype=torch.float32, device=x_TH.device)
     block = min(2048, max(32, triton.next_power_of_2(num_pairs)))
     _order_kernel[(num_experts,)](
@@ -65,7 +65,6 @@ def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int
         BLOCK=block,
         HIDDEN=hidden,
         COLUMNS=min(2048, triton.next_power_of_2(hidden)),
-        IN_HALVES=in_halves,
         num_warps=4 if block <= 1024 else 8,
     )
     return Order(pair_R, tiles_X3, x_T2h, factor_T)
@@ -95,7 +94,6 @@ def _order_kernel(
     BLOCK: tl.constexpr,
     HIDDEN: tl.constexpr,
     COLUMNS: tl.constexpr,
-    IN_HALVES: tl.constexpr,
 ):
     """One program per expert. Each counts all experts for itself: nobody waits for anybody."""
     mine = tl.program_id(0)
@@ -132,28 +130,23 @@ def _order_kernel(
 
     for token in range(mine, tokens, NUM_EXPERTS):
         token_wide = tl.zeros((1,), tl.int64) + token
-        _split_row(x_ptr + token_wide * x_stride, split_ptr + token_wide * HIDDEN, factor_ptr + token_wide, HIDDEN, COLUMNS, IN_HALVES)
+        _split_row(x_ptr + token_wide * x_stride, split_ptr + token_wide * HIDDEN, factor_ptr + token_wide, HIDDEN, COLUMNS)
 
 
 @triton.jit
-def _split_row(x_ptr, split_ptr, factor_ptr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, IN_HALVES: tl.constexpr):
+def _split_row(x_ptr, split_ptr, factor_ptr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     half = tl.arange(0, COLUMNS // 2)
-    up = 1.0
-    if IN_HALVES:
-        size = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, HIDDEN, COLUMNS):
-            size = tl.maximum(size, tl.abs(tl.load(x_ptr + first + column, mask=first + column < HIDDEN, other=0.0).to(tl.float32)))
-        largest = tl.max(size, 0)
-        exponent = tl.where(largest > 0, 14 - ((largest.to(tl.int32, bitcast=True) >> 23) - 127), 0)
-        exponent = tl.minimum(tl.maximum(exponent, -126), 126)
-        up = power_of_two(exponent)
-        tl.store(factor_ptr + tl.zeros((1,), tl.int32), tl.zeros((1,), tl.float32) + power_of_two(-exponent))
+    size = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, HIDDEN, COLUMNS):
-        x = tl.load(x_ptr + first + column, mask=first + column < HIDDEN)
-        if IN_HALVES:
-            x = (x.to(tl.float32) * up).to(tl.float16)
-        even, odd = tl.split(tl.reshape(x, (COLUMNS // 2, 2)))
+        size = tl.maximum(size, tl.abs(tl.load(x_ptr + first + column, mask=first + column < HIDDEN, other=0.0).to(tl.float32)))
+    largest = tl.max(size, 0)
+    exponent = tl.where(largest > 0, 14 - ((largest.to(tl.int32, bitcast=True) >> 23) - 127), 0)
+    exponent = tl.minimum(tl.maximum(exponent, -126), 126)
+    tl.store(factor_ptr + tl.zeros((1,), tl.int32), tl.zeros((1,), tl.float32) + power_of_two(-exponent))
+    for first in range(0, HIDDEN, COLUMNS):
+        x = tl.load(x_ptr + first + column, mask=first + column < HIDDEN, other=0.0).to(tl.float32) * power_of_two(exponent)
+        even, odd = tl.split(tl.reshape(x.to(tl.float16), (COLUMNS // 2, 2)))
         to = split_ptr + first // 2 + half
         tl.store(to, even, mask=first // 2 + half < HIDDEN // 2)
         tl.store(to + HIDDEN // 2, odd, mask=first // 2 + half < HIDDEN // 2)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights to 16-bit floats in registers, four bytes at a time, for the Triton products.
 
-To bfloat16, with the scale: a code's bits go straight to their places and one multiplication by a power of two repairs the exponent and
-applies the scale. To keep that factor within bfloat16 whatever the scale, values come out 2**63 times too small; products multiply their
-sums by `RESTORE`. Scales within [2**-60, 2**60] are exact. About 2.5 instructions a value for E2M1, 2 for E4M3.
+E4M3 to bfloat16, with the scale: a code's bits go straight to their places and one multiplication by a power of two repairs the exponent
+and applies the scale. To keep that factor within bfloat16 whatever the scale, values come out 2**63 times too small; products multiply
+their sums by `RESTORE`. Scales within [2**-60, 2**60] are exact. 2 instructions a value.
 
-To float16, without: E2M1 codes become E4M3 bytes, four at a time, which Hopper converts by itself; values come out 2**6 times too small.
-1.4 instructions a value; the scale is left to the sums.
+E2M1 to float16: codes become E4M3 bytes, four at a time, which Hopper widens by itself; values come out 2**6 times too small
+(`HALF_RESTORE`). 1.4 instructions a value with the scale left to the sums, 1.9 with it, as a power of two relative to the row's largest.
 """
 
 from __future__ import annotations
@@ -18,32 +18,7 @@ from whalefall.kernels.triton_math import INTERPRETED
 
 RESTORE = tl.constexpr(2.0**63)
 
-# Byte i of four to both bytes of a half word; then sign to bit 15, exponent and mantissa to bits 8..6 (E2M1) or 10..4 (E4M3).
-_E2M1 = tl.constexpr("""
-{
-.reg .b32 a, b, s, m;
-prmt.b32 a, $4, 0, 0x1100;
-prmt.b32 b, $4, 0, 0x3322;
-shl.b32 s, a, 4;
-and.b32 s, s, 0x80008000;
-shl.b32 m, a, 6;
-lop3.b32 m, m, 0x01C001C0, s, 0xEA;
-mul.bf16x2 $0, m, $5;
-and.b32 s, a, 0x80008000;
-shl.b32 m, a, 2;
-lop3.b32 m, m, 0x01C001C0, s, 0xEA;
-mul.bf16x2 $2, m, $5;
-shl.b32 s, b, 4;
-and.b32 s, s, 0x80008000;
-shl.b32 m, b, 6;
-lop3.b32 m, m, 0x01C001C0, s, 0xEA;
-mul.bf16x2 $1, m, $6;
-and.b32 s, b, 0x80008000;
-shl.b32 m, b, 2;
-lop3.b32 m, m, 0x01C001C0, s, 0xEA;
-mul.bf16x2 $3, m, $6;
-}
-""")
+# Byte i of four to both bytes of a half word; then sign to bit 15, exponent and mantissa to bits 10..4.
 _E4M3 = tl.constexpr("""
 {
 .reg .b32 a, b, s, m;
@@ -78,45 +53,56 @@ cvt.rn.f16x2.e4m3x2 $2, p;
 cvt.rn.f16x2.e4m3x2 $3, q;
 }
 """)
+_E2M1_SCALED = tl.constexpr("""
+{
+.reg .b32 s, m;
+.reg .b16 p, q;
+shl.b32 s, $4, 4;
+and.b32 s, s, 0x80808080;
+shl.b32 m, $4, 2;
+lop3.b32 m, m, 0x1C1C1C1C, s, 0xEA;
+mov.b32 {p, q}, m;
+cvt.rn.f16x2.e4m3x2 s, p;
+mul.f16x2 $0, s, $5;
+cvt.rn.f16x2.e4m3x2 s, q;
+mul.f16x2 $1, s, $6;
+and.b32 s, $4, 0x80808080;
+shr.b32 m, $4, 2;
+lop3.b32 m, m, 0x1C1C1C1C, s, 0xEA;
+mov.b32 {p, q}, m;
+cvt.rn.f16x2.e4m3x2 s, p;
+mul.f16x2 $2, s, $5;
+cvt.rn.f16x2.e4m3x2 s, q;
+mul.f16x2 $3, s, $6;
+}
+""")
 HALF_RESTORE = tl.constexpr(2.0**6)
-
-
-@triton.jit
-def _factor(scale_bytes, bias: tl.constexpr):
-    """2**(byte - 127 + bias); bfloat16 on a device."""
-    if INTERPRETED:
-        return ((scale_bytes.to(tl.int32) + bias) << 23).to(tl.float32, bitcast=True)
-    else:
-        return ((scale_bytes.to(tl.int16) + bias) << 7).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
-def e2m1_factor(scale_bytes):
-    """What `unpack_e2m1` multiplies by, from UE8M0 bytes."""
-    return _factor(scale_bytes, 63)
+SCALED_RESTORE = tl.constexpr(2.0**-9)
 
 
 @triton.jit
 def e4m3_factor(scale_bytes):
-    """What `unpack_e4m3` multiplies by, from UE8M0 bytes."""
-    return _factor(scale_bytes, 57)
+    """What `unpack_e4m3` multiplies by, from UE8M0 bytes: 2**(byte - 127 + 57)."""
+    if INTERPRETED:
+        return ((scale_bytes.to(tl.int32) + 57) << 23).to(tl.float32, bitcast=True)
+    else:
+        return ((scale_bytes.to(tl.int16) + 57) << 7).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def e2m1_factor(exponents):
+    """What `unpack_e2m1_scaled` multiplies by: 2**(e + 15) of int32 exponents e <= 0; 0 below -29."""
+    bits = tl.maximum(exponents + 30, 0)
+    if INTERPRETED:
+        return tl.where(bits > 0, ((bits + 112) << 23).to(tl.float32, bitcast=True), 0.0)
+    else:
+        return (bits << 10).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def _e2m1_bits(code):
     code = code.to(tl.int32)
     return (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def unpack_e2m1(raw, factor):
-    """(low nibbles, high nibbles) of uint8 bytes times their factors (same shape): values * scale * 2**-63."""
-    if INTERPRETED:
-        return _e2m1_bits(raw & 15) * factor, _e2m1_bits(raw >> 4) * factor
-    else:
-        return tl.inline_asm_elementwise(
-            _E2M1, "=&r,=&r,=&r,=&r,r,r,r", [raw, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
 
 
 @triton.jit
@@ -136,3 +122,14 @@ def unpack_e2m1_half(raw):
         return _e2m1_bits(raw & 15) * 2.0**120, _e2m1_bits(raw >> 4) * 2.0**120
     else:
         return tl.inline_asm_elementwise(_E2M1_HALF, "=&r,=&r,=&r,=&r,r", [raw], dtype=(tl.float16, tl.float16), is_pure=True, pack=4)
+
+
+@triton.jit
+def unpack_e2m1_scaled(raw, factor):
+    """As `unpack_e2m1_half`, times factors of the same shape from `e2m1_factor`: values * 2**(e + 9)."""
+    if INTERPRETED:
+        return _e2m1_bits(raw & 15) * 2.0**120 * factor, _e2m1_bits(raw >> 4) * 2.0**120 * factor
+    else:
+        return tl.inline_asm_elementwise(
+            _E2M1_SCALED, "=&r,=&r,=&r,=&r,r,r,r", [raw, factor], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
