@@ -13,8 +13,11 @@ from torch import Tensor
 from whalefall.core.plan import StepPlan
 from whalefall.core.request import EngineRequest, FinishReason
 from whalefall.core.sampling import SamplingParams
+from whalefall.core.seams import Drafter
 from whalefall.runtime.kvcache.manager import CacheManager
 from whalefall.runtime.scheduler import Scheduler, SchedulerConfig
+from whalefall.runtime.spec.rounds import SpecConfig
+from whalefall.runtime.worker.step_handle import StepHandle
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.testing.drive import LoadedModel
 
@@ -45,7 +48,10 @@ class CachedEngine:
         num_blocks: int = 129,
         num_slots: int = 4,
         budget: int = 512,
+        drafter: Drafter | None = None,
+        one_step_ahead: bool = False,
     ) -> None:
+        """drafter: judges as many drafts as the model was loaded for (BuildContext.max_draft_tokens)."""
         spec = loaded.definition.cache_spec(loaded.config, loaded.context, block_tokens)
         config = SchedulerConfig(
             max_model_len=MAX_MODEL_LEN,
@@ -56,6 +62,7 @@ class CachedEngine:
             prefix_caching=prefix_caching,
             replay_rows=spec.replay_rows,
             has_fixed_state=spec.snapshot_bytes > 0,
+            num_drafts=0 if drafter is None else loaded.context.max_draft_tokens,
         )
         self.loaded = loaded
         self.cache = CacheManager(num_blocks, block_tokens, num_slots)
@@ -68,7 +75,11 @@ class CachedEngine:
             history_tokens=loaded.config.history_tokens,
             keeps_snapshots=config.takes_snapshots,
         )
-        self.worker = Worker(loaded.model, spec, worker_config)
+        speculation = None if drafter is None else SpecConfig(num_drafts=loaded.context.max_draft_tokens)
+        self.worker = Worker(loaded.model, spec, worker_config, drafter=drafter, speculation=speculation)
+        self.num_accepted = 0
+        self._one_step_ahead = one_step_ahead
+        self._pending: tuple[StepPlan, StepHandle] | None = None
         self.plans: list[StepPlan] = []
         self.answers: dict[str, Answer] = {}
 
@@ -79,9 +90,17 @@ class CachedEngine:
 
     def turn(self) -> None:
         plan = self.scheduler.plan(0.0)
-        assert plan is not None
-        self.plans.append(plan)
-        for update in self.scheduler.commit(plan, self.worker.launch(plan).wait(), 0.0):
+        assert plan is not None or self._pending is not None
+        launched = None
+        if plan is not None:
+            self.plans.append(plan)
+            launched = plan, self.worker.launch(plan)
+        due, self._pending = (self._pending, launched) if self._one_step_ahead else (launched, None)
+        if due is None:
+            return
+        result = due[1].wait()
+        self.num_accepted += sum(max(0, len(gave.token_ids) - 1) for gave in result.results)
+        for update in self.scheduler.commit(due[0], result, 0.0):
             answer = self.answers[update.request_id]
             assert update.error is None, update.error
             answer.token_ids += update.new_token_ids
