@@ -4,7 +4,8 @@
 Three kinds of memory, and no other:
 
 * *growing* fields live in blocks. One block holds `block_tokens` tokens of every growing field, so one block table, one hash and one
-  eviction order serve them all. Physical block 0 is the null block: padded writes go there and nothing reads it.
+  eviction order serve them all. Physical block 0 is the null block: writes of padding and of replayed rows go there, and what a masked
+  read finds there never counts.
 * *rings* live in the request's state slot and hold the last rows of a window. Row of position p is `p % rows`; every ring group
   carries a tag tensor with the absolute position stored in each row, and a read checks the tag.
 * *states* live in the state slot too: anything else of fixed size.

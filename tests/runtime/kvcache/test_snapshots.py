@@ -21,8 +21,8 @@ SPEC = CacheSpec(
 )
 
 
-def made() -> CacheTensors:
-    return allocate(SPEC, 5, 3, torch.device("cpu"), with_snapshots=True)
+def made(device: str = "cpu") -> CacheTensors:
+    return allocate(SPEC, 5, 3, torch.device(device), with_snapshots=True)
 
 
 def fill(cache: CacheTensors, slot: int, num_tokens: int) -> None:

@@ -60,11 +60,11 @@ class FaultyStore:
 class Bench:
     """A mover with pools of random bytes, and a way to wait for reports."""
 
-    def __init__(self, store: BlockStore | None, write_bytes_per_s: int | None = None) -> None:
+    def __init__(self, store: BlockStore | None, write_bytes_per_s: int | None = None, device: str = "cpu") -> None:
         spec = make_spec()
         self.layout = RecordLayout.of(spec)
-        self.cache = filled_cache(spec, 1)
-        self.slab = HostSlab(self.layout, NUM_ROWS, is_pinned=False)
+        self.cache = filled_cache(spec, 1, device)
+        self.slab = HostSlab(self.layout, NUM_ROWS, is_pinned=device == "cuda")
         self.woken = threading.Condition()
         copier = BlockCopier(self.layout, self.cache.growing, NUM_BLOCKS, self.slab)
         self.mover = Mover(copier, self.slab, store, write_bytes_per_s=write_bytes_per_s, wake=self._wake)

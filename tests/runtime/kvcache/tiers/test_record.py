@@ -26,16 +26,16 @@ def make_spec(block_tokens: int = 4, *, width: int = 3, dtype: str = "float32", 
     return CacheSpec(block_tokens=block_tokens, growing=growing)
 
 
-def filled_cache(spec: CacheSpec, seed: int) -> CacheTensors:
-    cache = pools.allocate(spec, NUM_BLOCKS, 1, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(seed)
+def filled_cache(spec: CacheSpec, seed: int, device: str = "cpu") -> CacheTensors:
+    cache = pools.allocate(spec, NUM_BLOCKS, 1, torch.device(device))
+    generator = torch.Generator(device).manual_seed(seed)
     for pool in cache.growing.values():
         pool.view(torch.uint8).random_(0, 256, generator=generator)  # any bytes: NaN patterns too
     return cache
 
 
 def block_bytes(pool: torch.Tensor, block_id: int) -> bytes:
-    return pool.view(NUM_BLOCKS, -1)[block_id].view(torch.uint8).numpy().tobytes()
+    return pool.view(NUM_BLOCKS, -1)[block_id].view(torch.uint8).cpu().numpy().tobytes()
 
 
 @settings(max_examples=40, deadline=None)
