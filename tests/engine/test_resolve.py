@@ -57,7 +57,7 @@ def test_every_open_choice_becomes_a_value_with_a_reason() -> None:
     resolved = resolve(USER, MODEL, CPU)
     values = {f.name: getattr(resolved, f.name) for f in fields(resolved)}
     open_ones = [name for name, value in values.items() if value in (None, "auto")]
-    assert open_ones == ["kv_events", "drafts", "seed", "tiers"]  # None is a value of these
+    assert open_ones == ["kv_events", "drafts", "load_format", "seed", "tiers"]  # None is a value of these
     assert (resolved.dtype, resolved.weights, resolved.kv_cache_dtype) == ("float32", "dense", "unrounded")
     assert (resolved.max_num_seqs, resolved.num_slots, resolved.async_scheduling) == (256, 256, False)
     assert "user" not in resolved.chosen_by.values() and all(resolved.chosen_by.values())

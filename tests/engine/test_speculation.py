@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -75,3 +76,21 @@ def test_a_wrong_length_is_refused_with_the_range() -> None:
         LLM(embedded_model_dir(), draft="3")
     with pytest.raises(ConfigError, match="drafts 1 to 16 tokens"):
         LLM(embedded_model_dir(), draft="fixed:99", drafter="ngram")
+
+
+@pytest.mark.parametrize("draft", ["off", "fixed:3"])
+def test_processed_log_probabilities_are_those_of_the_choice(draft: str) -> None:
+    """A forbidden token is impossible, what is kept sums to one; the tokens do not depend on the mode, nor the values on drafts."""
+    params = SamplingParams(temperature=0.7, top_k=3, seed=1, max_tokens=12, logprobs=5, logit_bias={5: -100.0}, frequency_penalty=0.5)
+    found = {}
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        llm = LLM(embedded_model_dir(), draft=draft, drafter="ngram", logprobs_mode=mode)
+        found[mode] = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+        llm.shutdown()
+    for raw, processed in zip(found["raw_logprobs"], found["processed_logprobs"], strict=True):
+        assert raw.token_ids == processed.token_ids
+        for token_id, entry in zip(processed.token_ids, processed.logprobs or ()):
+            chances = sorted((math.exp(value.logprob) for value in entry.values()), reverse=True)
+            assert entry[token_id].logprob > -math.inf and sum(chances[:3]) == pytest.approx(1, abs=1e-5)
+            assert not any(chances[3:])
+        assert all(sum(math.exp(v.logprob) for v in entry.values()) < 1 for entry in raw.logprobs or ())

@@ -76,6 +76,9 @@ class EngineConfig:
     """exact: the tokens of a seed are those without drafts; standard, block: rejection sampling, which keeps more of a model's drafts at a
     temperature, with other tokens of the same distribution."""
     max_logprobs: int = 20
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    """Of what log-probabilities of generated tokens are: the model's own logits, or those after masks, bias, penalties, temperature and
+    filters, from which the token is chosen."""
     """Alternatives per token a request may ask for; -1: any number, the whole vocabulary too."""
     seed: int | None = None
     """Makes the seeds of requests that bring none repeatable from run to run; default: fresh ones."""

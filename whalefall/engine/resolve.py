@@ -64,6 +64,7 @@ class ResolvedConfig:
     drafts: DraftPlan | None = None
     """None: no speculation."""
     load_format: Literal["auto", "random"]
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     max_logprobs: int
     seed: int | None
     stats_interval_s: float
@@ -193,6 +194,7 @@ class _Resolver:
             async_scheduling=is_ahead,
             drafts=model.drafts,
             load_format=user.load_format,
+            logprobs_mode=user.logprobs_mode,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
             stats_interval_s=user.stats_interval_s,

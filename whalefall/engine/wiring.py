@@ -236,6 +236,7 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
 def _module_bytes(model: Any) -> int | None:
     """Bytes of parameters and buffers, each storage once; None for a model that is no torch module."""
     if not isinstance(model, torch.nn.Module):
+        reports_processed=config.logprobs_mode == "processed_logprobs",
         return None
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
     return sum(t.numel() * t.element_size() for t in tensors.values())

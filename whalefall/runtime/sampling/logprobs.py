@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probabilities of chosen and given tokens, with rank and alternatives.
 
-"Raw" by choice: log-softmax of the target model's logits as they come, before bias, penalties, temperature and filters, so that a
-value means the same for every client and for prompts and outputs alike. Rows are taken in tiles, so the extra memory is bounded.
+By default of the target model's logits as they come, before bias, penalties, temperature and filters, so that a value means the same for
+every client and for prompts and outputs alike; `logprobs_mode` may ask for what tokens are chosen from instead (`processed_logits`). Never
+of a drafter. Rows are taken in tiles, so the extra memory is bounded.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def logprobs_of(logits_LV: Tensor, ids_L: Tensor, num_wanted_L: npt.NDArray[np.i
     """Log-probability and rank of one id per row, and its alternatives.
 
     Args:
-        logits_LV: float32, raw.
+        logits_LV: float32, raw or processed.
         ids_L: int64 [L].
         num_wanted_L: per row, alternatives wanted, or WHOLE_VOCABULARY.
     """

@@ -91,6 +91,21 @@ def target_probabilities(logits_LV: Tensor, rows: RowParams, part: np.ndarray, t
     return probs_LV.masked_fill_((best_L == -math.inf)[:, None], 0), best_L
 
 
+def processed_logits(logits_LV: Tensor, rows: RowParams, part: np.ndarray, token_table: Tensor) -> Tensor:
+    """The logits that some rows really choose from, what falls out at -inf; of greedy rows without temperature and filters.
+
+    Args:
+        logits_LV: float32 [len(part), V], a copy that may be changed.
+    """
+    shaped_LV = shape_logits(logits_LV, rows, part, token_table)
+    hot = np.flatnonzero(rows.temperature_L[part] > 0)
+    if len(hot):
+        hot_L = torch.from_numpy(hot).to(logits_LV.device, non_blocking=True)
+        hot_LV = shaped_LV[hot_L]
+        shaped_LV[hot_L] = filtered(hot_LV - ops.argmax(hot_LV)[1][:, None], rows, part[hot])
+    return shaped_LV
+
+
 def filtered(logits_LV: Tensor, rows: RowParams, chosen: np.ndarray) -> Tensor:
     """Temperature, top-k, top-p and min-p of some rows with a temperature above 0: what falls out is -inf.
 

@@ -26,7 +26,7 @@ from whalefall.runtime.kvcache import pools
 from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.sampling.logprobs import LogprobRows, logprobs_of
 from whalefall.runtime.sampling.params import NOT_WANTED, SlotParams
-from whalefall.runtime.sampling.sampler import sample
+from whalefall.runtime.sampling.sampler import processed_logits, sample
 from whalefall.runtime.sampling.slot_grammars import GrammarMasks, SlotGrammars
 from whalefall.runtime.spec.rounds import Rounds, SpecConfig
 from whalefall.runtime.spec.verify import Blocks, Judged
@@ -50,6 +50,8 @@ class WorkerConfig:
     """Ids before a row that the model wants to see."""
     keeps_snapshots: bool = False
     """Room for a copy of the fixed state beside each block (exact replay with a prefix cache)."""
+    reports_processed: bool = False
+    """Log-probabilities are of what a token was chosen from; else of the model's raw logits."""
     is_debug: bool = False
     """A fault that the model has noticed and masked ends the step with an error."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -131,7 +133,10 @@ class Worker:
         if not len(reporting):
             return Drawn(judged, reporting, None, faults)
         index = torch.from_numpy(reporting).to(logits_SV.device, non_blocking=True)
-        logprobs = logprobs_of(logits_SV[index], judged.ids_L[index], rows.num_logprobs_L[reporting])
+        logits_XV = logits_SV[index]
+        if self.config.reports_processed:
+            logits_XV = processed_logits(logits_XV, rows, reporting, self._tables.token_ids)
+        logprobs = logprobs_of(logits_XV, judged.ids_L[index], rows.num_logprobs_L[reporting])
         return Drawn(judged, reporting, logprobs, faults)
 
     def _masks(self, wanted: LogitRows, steps: Sequence[RequestStep]) -> GrammarMasks | None:
