@@ -19,6 +19,8 @@ FAMILIES = {
     "gemm": ("gemm.linear_fp8_tile", "gemm.grouped_linear_fp8_tile", "gemm.linear_float32"),
     "moe": ("moe.gate", "moe.clamped_swiglu", "moe.experts_mxfp4"),
     "rows": ("norm.rms_norm", "rope.rotate", "kv_store.store_rows", "sampling.argmax", "sampling.draw"),
+    "attention": ("attention.sparse_mqa",),
+    "indexer": ("indexer.select", "indexer.select_with_candidates", "indexer.select_within"),
     "quant": ("quant.dequantize_fp8_tile", "quant.fakequant_mxfp4", "quant.fakequant_mxfp8", "quant.fakequant_nvfp4"),
 }
 

@@ -7,7 +7,7 @@ lower entry, so twins must agree exactly on equal scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,10 +43,8 @@ def select(
     """
     if max_visible <= k:
         return all_visible(num_visible_T, max_visible)
-    lists = []
-    for rows, score_tC in _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible):
-        lists.append((rows, top_entries(score_tC, num_visible_T[rows], k)))
-    return _assemble(lists, request_T, k)
+    tiles = _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible)
+    return select_from(tiles, num_visible_T, k)
 
 
 @op("indexer.select_with_candidates", cases=cases.with_candidates)
@@ -75,15 +73,8 @@ def select_with_candidates(
         # Every visible block is a candidate: no score can exclude one.
         chosen = select(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible, k)
         return chosen, all_visible(num_visible_blocks_T, max_blocks)
-    lists, candidates = [], []
-    for rows, score_tC in _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible):
-        lists.append((rows, top_entries(score_tC, num_visible_T[rows], k)))
-        padded = torch.nn.functional.pad(score_tC, (0, max_blocks * block_size - score_tC.shape[1]), value=-torch.inf)
-        block_score = padded.unflatten(1, (max_blocks, block_size)).amax(-1)
-        visible = num_visible_blocks_T[rows]
-        is_last = torch.arange(max_blocks, device=visible.device) == (visible - 1)[:, None]
-        candidates.append((rows, top_entries(block_score.masked_fill(is_last, torch.inf), visible, num_blocks)))
-    return _assemble(lists, request_T, k), _assemble(candidates, request_T, num_blocks)
+    tiles = _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible)
+    return select_from_with_candidates(tiles, num_visible_T, max_visible, k, num_blocks, block_size)
 
 
 @op("indexer.select_within", cases=cases.within)
@@ -106,14 +97,52 @@ def select_within(
     if candidates_TM.shape[1] * block_size >= max_visible:
         # No block is excluded for any row of this step.
         return select(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible, k)
-    lists = []
-    for rows, score_tC in _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible):
-        blocks = -(-max_visible // block_size)
+    tiles = _score_tiles(q_TIJ, w_TI, key_pool_RJ, block_table_BP, entries_per_block, request_T, num_visible_T, max_visible)
+    return select_from_within(tiles, num_visible_T, max_visible, k, candidates_TM, block_size)
+
+
+ScoreTiles = Iterable[tuple[Tensor | slice, Tensor]]
+"""(rows, float32 scores [rows, max_visible]) tile by tile, each row once; columns beyond a row's visible count hold anything."""
+
+
+def select_from(tiles: ScoreTiles, num_visible_T: Tensor, k: int) -> Tensor:
+    """What `select` gives once the scores are there; k is below the number of columns."""
+    out_TK = num_visible_T.new_empty(num_visible_T.shape[0], k)
+    for rows, score_tC in tiles:
+        out_TK[rows] = top_entries(score_tC, num_visible_T[rows], k)
+    return out_TK
+
+
+def select_from_with_candidates(
+    tiles: ScoreTiles, num_visible_T: Tensor, max_visible: int, k: int, num_blocks: int, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """What `select_with_candidates` gives once the scores are there; num_blocks is below the number of blocks."""
+    max_blocks = -(-max_visible // block_size)
+    out_TK = num_visible_T.new_empty(num_visible_T.shape[0], min(k, max_visible))
+    candidates_TM = num_visible_T.new_empty(num_visible_T.shape[0], num_blocks)
+    for rows, score_tC in tiles:
+        visible_t = num_visible_T[rows]
+        out_TK[rows] = top_entries(score_tC, visible_t, k)
+        padded = torch.nn.functional.pad(score_tC, (0, max_blocks * block_size - score_tC.shape[1]), value=-torch.inf)
+        block_score = padded.unflatten(1, (max_blocks, block_size)).amax(-1)
+        blocks_t = -(-visible_t // block_size)
+        is_last = torch.arange(max_blocks, device=visible_t.device) == (blocks_t - 1)[:, None]
+        candidates_TM[rows] = top_entries(block_score.masked_fill(is_last, torch.inf), blocks_t, num_blocks)
+    return out_TK, candidates_TM
+
+
+def select_from_within(
+    tiles: ScoreTiles, num_visible_T: Tensor, max_visible: int, k: int, candidates_TM: Tensor, block_size: int
+) -> Tensor:
+    """What `select_within` gives once the scores are there."""
+    blocks = -(-max_visible // block_size)
+    out_TK = num_visible_T.new_empty(num_visible_T.shape[0], k)
+    for rows, score_tC in tiles:
         allowed = torch.zeros(score_tC.shape[0], blocks + 1, dtype=torch.bool, device=score_tC.device)
         allowed.scatter_(1, torch.where(candidates_TM[rows] < 0, blocks, candidates_TM[rows]), True)
         entry_allowed = allowed[:, :blocks].repeat_interleave(block_size, dim=1)[:, :max_visible]
-        lists.append((rows, top_entries(score_tC.masked_fill(~entry_allowed, -torch.inf), num_visible_T[rows], k)))
-    return _assemble(lists, request_T, k)
+        out_TK[rows] = top_entries(score_tC.masked_fill(~entry_allowed, -torch.inf), num_visible_T[rows], k)
+    return out_TK
 
 
 def all_visible(num_visible_T: Tensor, max_visible: int) -> Tensor:
@@ -182,10 +211,3 @@ def _score_tiles(
             score = torch.matmul(q_TIJ[part].float().flatten(0, 1), keys_CJ.T).relu_().unflatten(0, (-1, heads))
             summed = torch.bmm(w_TI[part].float()[:, None], score).squeeze(1)
             yield part, torch.nn.functional.pad(summed, (0, max_visible - summed.shape[1]), value=-torch.inf)
-
-
-def _assemble(lists: list[tuple[Tensor, Tensor]], request_T: Tensor, width: int) -> Tensor:
-    out = request_T.new_empty(request_T.shape[0], width)
-    for rows, values in lists:
-        out[rows] = values
-    return out
