@@ -150,7 +150,7 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
 
     done = {}
     for name in ("benchmarks.kernels.gpu_k1", "benchmarks.kernels.gpu_k2"):
-        sys.argv = [name, "--out", str(args.out)]
+        sys.argv = [name, "--out", str(args.out / f"{name.rpartition('.')[2]}.csv")]
         try:
             runpy.run_module(name, run_name="__main__")
             done[name] = "ran"
