@@ -214,9 +214,10 @@ class CacheManager:
         parent = nodes[-1] if nodes else None
         if parent is not None and not parent.is_listed:
             return []  # it was forgotten: nobody could find what follows
-        chain.extend(token_ids)
         keys = chain.keys
-        if keys[first] in self.index:
+        if len(keys) < end:
+            chain.extend(token_ids)
+        if keys[first] in self.index.nodes:
             known = self.index.match(keys, end)
             self._move_hold(parent, known[-1])
             nodes += known[first:]
@@ -350,10 +351,11 @@ class CacheManager:
             self.index.let_go(old_end)
 
     def _free(self, reservation: Reservation) -> None:
-        # Back to front: a table's last blocks are idle longest, and are overwritten before those that lead to them.
-        self._pool.release(_private_blocks(reservation))
+        freed = _private_blocks(reservation)
         if reservation.nodes:
-            self._pool.release(self.index.let_go(reservation.nodes[-1]))
+            freed += self.index.let_go(reservation.nodes[-1])
+        if freed:
+            self._pool.release(freed)
         self._free_slots.append(reservation.slot)
 
     def _note_stored(self, fresh: Sequence[Node], parent: Node | None, token_ids: Sequence[int], salt: str) -> None:

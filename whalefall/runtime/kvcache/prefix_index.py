@@ -129,7 +129,8 @@ class Node:
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
+        self.nodes: dict[bytes, Node] = {}
+        """What can be found. Read only outside this file."""
         self._queue: deque[tuple[Run, int, int]] = deque()
         """Entries of the runs' `idle` lists, longest idle first. One counts when it is the first of its run and not all held. A run's
         entry stands before that of the run it forks off from, so the last node of the entry in front never has a child."""
@@ -140,22 +141,19 @@ class PrefixIndex:
         """Number of resets so far. What was begun in an earlier epoch must not be published."""
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes.values())
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._nodes
+        return iter(self.nodes.values())
 
     def find(self, key: bytes) -> Node | None:
-        return self._nodes.get(key)
+        return self.nodes.get(key)
 
     def match(self, keys: Sequence[bytes], limit: int) -> list[Node]:
         """The published blocks of the longest known prefix, at most `limit` of them. Changes nothing."""
         # Whoever can be found has a parent that can be found: so the end of the known prefix is searched for, in growing steps from the
         # end (the next turn of a conversation adds little), then by halves. Looking up key after key would cost a cache miss or three each.
-        nodes = self._nodes
+        nodes = self.nodes
         least, most, step = 0, min(limit, len(keys)), 1
         while least < most:
             at = max(least + 1, most + 1 - step)
@@ -219,18 +217,17 @@ class PrefixIndex:
 
         Args:
             keys: not known yet, at least one.
-            parent: of the first; can be found.
+            parent: of the first; can be found, and the caller holds it.
         """
-        assert parent is None or (parent.is_listed and parent.is_held), "a parent can no longer be found, or is not held"
         run = None if parent is None else parent.run
-        if run is None or not run.is_open or parent is not run.nodes[-1]:
+        if run is None or parent is not run.nodes[-1] or not run.is_open:
             run = Run(parent)  # which holds the parent from now on
         else:
             _end_hold(run.ends, len(run.nodes))
-        first, num_known = len(run.nodes), len(self._nodes)
+        first, num_known = len(run.nodes), len(self.nodes)
         fresh = [Node(key, block_id, run, index) for index, (key, block_id) in enumerate(zip(keys, block_ids, strict=True), first)]
-        self._nodes.update(zip(keys, fresh))
-        assert len(self._nodes) == num_known + len(keys), "a key is published already"
+        self.nodes.update(zip(keys, fresh))
+        assert len(self.nodes) == num_known + len(keys), "a key is published already"
         run.nodes += fresh
         run.num_listed = run.num_held = count = len(run.nodes)
         run.ends[count] = 1
@@ -256,7 +253,7 @@ class PrefixIndex:
             else:
                 del run.idle[0]
         for node in evicted:
-            del self._nodes[node.key]
+            del self.nodes[node.key]
         self.num_idle -= count
         return evicted
 
@@ -278,14 +275,14 @@ class PrefixIndex:
             doomed += run.nodes[num_left : run.num_listed]
             freed += self._cut(run, num_left)
         for node in doomed:
-            del self._nodes[node.key]
+            del self.nodes[node.key]
         return doomed, freed
 
     def reset(self) -> list[int]:
         """Forget everything; the blocks of idle nodes, which are free now. Those that are held become free when they are let go."""
         self.epoch += 1
         freed = [block_id for run in self._runs() for block_id in self._cut(run, 0)]
-        self._nodes.clear()
+        self.nodes.clear()
         self._queue.clear()
         return freed
 
@@ -317,7 +314,7 @@ class PrefixIndex:
         for node, count in holds.items():
             expected[node.run][node.index + 1] = count
         listed = [node for run in runs for node in run.nodes[: run.num_listed]]
-        assert {node.key: node for node in listed} == self._nodes and len(listed) == len(self), "what is listed cannot be found"
+        assert {node.key: node for node in listed} == self.nodes and len(listed) == len(self), "what is listed cannot be found"
         for run in runs:
             assert run.ends == expected[run], f"holds end at {run.ends} instead of {expected[run]}"
             assert run.num_held == max(run.ends, default=0)
@@ -339,7 +336,7 @@ class PrefixIndex:
             run.idle.pop()
         run.idle.append((end, now))
         self._queue.append((run, end, now))
-        if len(self._queue) > len(self._nodes) + MAX_OUTDATED:
+        if len(self._queue) > len(self.nodes) + MAX_OUTDATED:
             self._queue = deque(entry for entry in self._queue if entry[1:] in entry[0].idle)
 
     def _cut(self, run: Run, num_left: int) -> list[int]:
