@@ -150,6 +150,17 @@ def store_rows(pool: Tensor, rows: Tensor, values: Tensor) -> None:
             pool[row, i] = v
 
 
+def rotate_round(x: Tensor, cos: Tensor, sin: Tensor, rounding: int) -> Tensor:
+    turned = rotate(x, cos, sin).to(x.dtype)  # an entry's codes are decided on rounded values
+    if rounding == 0 or not x.numel():
+        return turned
+    return (fakequant_mxfp8, fakequant_mxfp4, fakequant_nvfp4)[rounding - 1](turned)
+
+
+def norm_rotate_round(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, rounding: int) -> Tensor:
+    return rotate_round(rms_norm(x, weight, eps).to(x.dtype), cos, sin, rounding)
+
+
 # streams
 
 
@@ -484,6 +495,8 @@ NAIVE: dict[str, Callable[..., Any]] = {
     "indexer.select_with_candidates": select_with_candidates,
     "indexer.select_within": select_within,
     "kv_store.store_rows": store_rows,
+    "latent.norm_rotate_round": norm_rotate_round,
+    "latent.rotate_round": rotate_round,
     "mhc.collapse": collapse,
     "mhc.expand": expand,
     "mhc.mixes": mixes,

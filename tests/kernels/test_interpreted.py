@@ -18,6 +18,7 @@ import pytest
 FAMILIES = {
     "gemm": ("gemm.linear_fp8_tile", "gemm.grouped_linear_fp8_tile", "gemm.linear_float32"),
     "moe": ("moe.gate", "moe.clamped_swiglu", "moe.experts_mxfp4"),
+    "latent": ("latent.norm_rotate_round", "latent.rotate_round"),
     "rows": ("norm.rms_norm", "rope.rotate", "kv_store.store_rows", "sampling.argmax", "sampling.draw"),
     "attention": ("attention.sparse_mqa",),
     "indexer": ("indexer.select", "indexer.select_with_candidates", "indexer.select_within"),

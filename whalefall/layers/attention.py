@@ -8,6 +8,7 @@ from torch import Tensor
 
 from whalefall.core.seams import Comm
 from whalefall.kernels.attention import sparse_mqa
+from whalefall.kernels.latent import Rounding, norm_rotate_round
 from whalefall.kernels.rope import rotate
 from whalefall.layers.linear import Linear, Storage
 from whalefall.layers.norm import RMSNorm
@@ -44,9 +45,9 @@ class LatentAttention(Parametric):
         self.declare("attn_sink", (num_heads,), torch.float32, storage.device)
         self._comm = comm
 
-    def latent(self, x_TH: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-        """The window row [T, D] of each token, rotated."""
-        return rotate(self.kv_norm(self.wkv(x_TH)), cos_TF, sin_TF)
+    def latent(self, x_TH: Tensor, cos_TF: Tensor, sin_TF: Tensor, rounding: Rounding = Rounding.NONE) -> Tensor:
+        """The window row [T, D] of each token, rotated, and rounded to a cache format."""
+        return norm_rotate_round(self.wkv(x_TH), self.kv_norm.weight, self.kv_norm.eps, cos_TF, sin_TF, rounding)
 
     def low_rank_query(self, x_TH: Tensor) -> Tensor:
         return self.q_norm(self.wq_a(x_TH))

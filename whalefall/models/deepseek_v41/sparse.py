@@ -16,8 +16,7 @@ from whalefall.core.batch import CacheTensors
 from whalefall.core.seams import Comm
 from whalefall.kernels import indexer as index_ops
 from whalefall.kernels.kv_store import store_rows
-from whalefall.kernels.quant import fakequant_mxfp4, fakequant_mxfp8, fakequant_nvfp4
-from whalefall.kernels.rope import rotate
+from whalefall.kernels.latent import Rounding, rotate_round
 from whalefall.layers.attention import LatentAttention
 from whalefall.layers.compressor import Compressor
 from whalefall.layers.indexer import Indexer
@@ -71,9 +70,7 @@ class SparseAttention(LatentAttention):
 
     def write(self, x_TH: Tensor, view: View, step: StepIndex, cache: CacheTensors) -> Tensor:
         """Store window rows, and in a KV source compressed entries and index keys. Gives the window rows that queries look into."""
-        kv_TD = self.latent(x_TH, *self._angles(view))
-        if self._is_rounded:
-            kv_TD = fakequant_mxfp8(kv_TD)
+        kv_TD = self.latent(x_TH, *self._angles(view), self._rounding(Rounding.MXFP8))
         if self.kv_source == self._layer:
             self._write_entries(x_TH, step, cache)
         return view.ring.source(cache.rings[window_field(self._layer)], kv_TD)
@@ -89,6 +86,9 @@ class SparseAttention(LatentAttention):
         main_kv_CD, main_index_TK = cache.growing[main_field(self.kv_source)], lists.pool_rows[self.index_source]
         return self.attend(qr_TR, *self._angles(view), window_kv_MD, view.window_index_TW, main_kv_CD, main_index_TK)
 
+    def _rounding(self, released: Rounding) -> Rounding:
+        return released if self._is_rounded else Rounding.NONE
+
     def _angles(self, view: View) -> Angles:
         return view.long if self.ratio else view.plain
 
@@ -98,19 +98,15 @@ class SparseAttention(LatentAttention):
         if group.pending is not None:
             projected_TD = group.pending.source(cache.rings[pending_field(self._layer)], projected_TD)
         latent_TD = self.compressor.latent(group.members_Tr, projected_TD, x_TH.dtype)
-        key_TJ = self.indexer.keys(latent_TD, *group.first_angles)
-        main_TD = rotate(latent_TD, *group.first_angles)
-        if self._is_rounded:
-            key_TJ, main_TD = fakequant_mxfp4(key_TJ), fakequant_nvfp4(main_TD)
+        key_TJ = self.indexer.keys(latent_TD, *group.first_angles, self._rounding(Rounding.MXFP4))
+        main_TD = rotate_round(latent_TD, *group.first_angles, self._rounding(Rounding.NVFP4))
         store_rows(cache.growing[index_field(self._layer)], group.target_T, key_TJ)
         store_rows(cache.growing[main_field(self._layer)], group.target_T, main_TD)
 
     def _select(self, x_TH: Tensor, qr_TR: Tensor, view: View, step: StepIndex, cache: CacheTensors, lists: Lists) -> Tensor:
         config = self._config
         assert self.kv_source is not None
-        q_TIJ, w_TI = self.indexer.queries(x_TH, qr_TR, *view.long)
-        if self._is_rounded:
-            q_TIJ = fakequant_mxfp4(q_TIJ)
+        q_TIJ, w_TI = self.indexer.queries(x_TH, qr_TR, *view.long, self._rounding(Rounding.MXFP4))
         search = (
             q_TIJ,
             w_TI,
