@@ -69,17 +69,20 @@ class EngineConfig:
     async_scheduling: bool | None = None
     """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
     draft: str = "off"
-    """Speculation: off, or fixed:K to verify up to K drafted tokens per request and step. Only the speed changes."""
+    """Speculation: off, fixed:K to verify up to K drafted tokens per request and step, or adaptive to verify as many as pay by what steps
+    cost and how sure the drafter is. Only the speed changes."""
     drafter: Literal["auto", "ngram", "dspark"] = "auto"
     """Who drafts: ngram looks for repetition in prompt and answer, dspark is the model's own; auto: the model's own if it brings one."""
     draft_acceptance: Literal["exact", "standard", "block"] = "exact"
     """exact: the tokens of a seed are those without drafts; standard, block: rejection sampling, which keeps more of a model's drafts at a
     temperature, with other tokens of the same distribution."""
-    max_logprobs: int = 20
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     """Of what log-probabilities of generated tokens are: the model's own logits, or those after masks, bias, penalties, temperature and
     filters, from which the token is chosen."""
+    max_logprobs: int = 20
     """Alternatives per token a request may ask for; -1: any number, the whole vocabulary too."""
+    deterministic: bool = False
+    """Compute every row alone: the same bits whatever else runs, at a price (docs/sampling.md). Takes replay=exact."""
     seed: int | None = None
     """Makes the seeds of requests that bring none repeatable from run to run; default: fresh ones."""
     stats_interval_s: float = 10.0
@@ -147,17 +150,25 @@ def check_options(config: EngineConfig) -> list[str]:
         if isinstance(value, int | float) and value < lowest:
             problems.append(f"{name} is {value}, must be at least {lowest}")
     if num_drafts_of(config.draft) is None and isinstance(config.draft, str):
-        problems.append(f"draft is {config.draft!r}, must be off or fixed:K, with K from 1, such as fixed:3")
+        problems.append(f"draft is {config.draft!r}, must be off, adaptive or fixed:K, with K from 1, such as fixed:3")
+    if config.deterministic and config.replay != "exact":
+        problems.append("deterministic needs replay=exact: bounded replay after a prefix hit is an approximation of a cold run")
     share = config.gpu_memory_utilization
     if isinstance(share, int | float) and not 0 < share <= 1:
         problems.append(f"gpu_memory_utilization is {share}, must be in (0, 1]")
     return problems
 
 
+ADAPTIVE = -1
+"""As many drafts as the drafter makes, of which the engine verifies those that pay."""
+
+
 def num_drafts_of(draft: object) -> int | None:
-    """0 for "off", K for "fixed:K"; None for anything else."""
+    """0 for "off", K for "fixed:K", ADAPTIVE for "adaptive"; None for anything else."""
     if draft == "off":
         return 0
+    if draft == "adaptive":
+        return ADAPTIVE
     found = re.fullmatch(r"fixed:([1-9]\d{0,3})", draft) if isinstance(draft, str) else None
     return None if found is None else int(found[1])
 

@@ -201,6 +201,8 @@ class EngineCore:
             for gave in result.results:
                 if gave.num_drafts and gave.fault is None:
                     self._drafts.note(gave.num_drafts, len(gave.token_ids) - 1)
+                elif gave.token_ids:
+                    self._drafts.num_undrafted += 1
 
     def _launch(self, plan: StepPlan) -> _Launched:
         self._num_steps += 1

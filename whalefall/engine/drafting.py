@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from whalefall.core.errors import ConfigError
-from whalefall.engine.config import EngineConfig, num_drafts_of
+from whalefall.engine.config import ADAPTIVE, EngineConfig, num_drafts_of
 from whalefall.models.definition import ModelConfig, ModelDefinition
 
 MAX_NGRAM_DRAFTS = 16
+MAX_ADAPTIVE_DRAFTS = 8
+"""Longer blocks are seldom accepted to the end, and every request reserves memory for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +25,8 @@ class DraftPlan:
     num_drafts: int
     """Verified per request and step, at most."""
     acceptance: Literal["exact", "standard", "block"]
+    is_adaptive: bool = False
+    """The number is chosen step by step."""
 
     @property
     def is_own(self) -> bool:
@@ -29,7 +36,8 @@ class DraftPlan:
     @property
     def text(self) -> str:
         """For the log."""
-        return f"{self.drafter}, up to {self.num_drafts} drafts per request and step, {self.acceptance} acceptance"
+        how = ", as many as pay" if self.is_adaptive else ""
+        return f"{self.drafter}, up to {self.num_drafts} drafts per request and step{how}, {self.acceptance} acceptance"
 
 
 def plan_drafts(config: EngineConfig, definition: ModelDefinition, model_config: ModelConfig) -> DraftPlan | None:
@@ -50,6 +58,14 @@ def plan_drafts(config: EngineConfig, definition: ModelDefinition, model_config:
         raise ConfigError(f"drafter is {name!r}, but this checkpoint brings {'none' if own is None else own[0]}: use --drafter ngram")
     else:
         most, whose = own[1], f"this checkpoint's {name}"
+    if num_drafts == ADAPTIVE:
+        return DraftPlan(drafter=name, num_drafts=min(most, MAX_ADAPTIVE_DRAFTS), acceptance=config.draft_acceptance, is_adaptive=True)
     if num_drafts > most:
         raise ConfigError(f"draft is {config.draft!r}, but {whose} drafts 1 to {most} tokens: use fixed:{most} or less")
     return DraftPlan(drafter=name, num_drafts=num_drafts, acceptance=config.draft_acceptance)
+
+
+def costs_path(*about: str) -> Path:
+    """The file that keeps what steps cost on this machine: in $XDG_CACHE_HOME or ~/.cache, named by all that the costs depend on."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "whalefall" / "draft-costs" / f"{hashlib.sha256(chr(10).join(about).encode()).hexdigest()[:16]}.json"

@@ -20,7 +20,7 @@ from whalefall.core.errors import ConfigError
 from whalefall.core.seams import Clock, Drafter, LocalComm, MonotonicClock
 from whalefall.engine.config import EngineConfig
 from whalefall.engine.core import EngineCore
-from whalefall.engine.drafting import DraftPlan, plan_drafts
+from whalefall.engine.drafting import DraftPlan, costs_path, plan_drafts
 from whalefall.engine.facts import ModelFacts, WeightFootprint, find_device, weight_facts
 from whalefall.engine.kv_events import KvEventPublisher
 from whalefall.engine.opened import OpenModel, read_folder
@@ -33,6 +33,7 @@ from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.spec.ngram import NgramDrafter
 from whalefall.runtime.spec.rounds import SpecConfig
+from whalefall.runtime.worker.row_by_row import RowByRow
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
 from whalefall.weights.loader import LoadReport, format_report, load_checkpoint
@@ -74,12 +75,12 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     spec, scheduler_config = definition.cache_spec(model_config, context, config.block_size), _scheduler_config(config)
     grammars = opened.grammar_store()
     worker = Worker(
-        built.model,
+        RowByRow(built.model) if config.is_deterministic else built.model,
         spec,
         _worker_config(config, scheduler_config, context.device),
         grammars,
         drafter=_drafter(config.drafts, built),
-        speculation=_speculation(config.drafts),
+        speculation=_speculation(config, opened),
     )
     cache = CacheManager(
         config.num_blocks,
@@ -173,8 +174,16 @@ def _drafter(drafts: DraftPlan | None, built: BuiltModel) -> Drafter | None:
     return built.drafter
 
 
-def _speculation(drafts: DraftPlan | None) -> SpecConfig | None:
-    return None if drafts is None else SpecConfig(num_drafts=drafts.num_drafts, acceptance=drafts.acceptance)
+def _speculation(config: ResolvedConfig, opened: OpenModel) -> SpecConfig | None:
+    drafts = config.drafts
+    if drafts is None:
+        return None
+    path = None
+    if drafts.is_adaptive:
+        device = torch.cuda.get_device_name() if config.device.startswith("cuda") else f"cpu x{torch.get_num_threads()}"
+        about = (str(opened.model_dir.resolve()), drafts, config.dtype, config.weights, config.kv_cache_dtype, device, torch.__version__)
+        path = costs_path(*map(str, about))
+    return SpecConfig(num_drafts=drafts.num_drafts, acceptance=drafts.acceptance, is_adaptive=drafts.is_adaptive, costs_path=path)
 
 
 def _build_context(
@@ -228,6 +237,7 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
         vocab_size=config.vocab_size,
         history_tokens=config.history_tokens,
         keeps_snapshots=scheduler.takes_snapshots,
+        reports_processed=config.logprobs_mode == "processed_logprobs",
         is_debug=os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"),
         device=device,
     )
@@ -236,7 +246,6 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
 def _module_bytes(model: Any) -> int | None:
     """Bytes of parameters and buffers, each storage once; None for a model that is no torch module."""
     if not isinstance(model, torch.nn.Module):
-        reports_processed=config.logprobs_mode == "processed_logprobs",
         return None
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
     return sum(t.numel() * t.element_size() for t in tensors.values())

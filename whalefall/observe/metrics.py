@@ -83,6 +83,8 @@ class DraftStats:
     accepted_tokens: int = 0
     accepted_per_place: list[int] = field(default_factory=list)
     """Drafts accepted at each place of a block, the first one first."""
+    num_undrafted: int = 0
+    """Times that a request drew a token with nothing to verify: its first, no idea, opted out, or drafting does not pay."""
 
     def note(self, num_drafts: int, num_accepted: int) -> None:
         """One request's drafts in one step."""
@@ -100,6 +102,7 @@ class DraftStats:
             self.draft_tokens + other.draft_tokens,
             self.accepted_tokens + other.accepted_tokens,
             per_place,
+            self.num_undrafted + other.num_undrafted,
         )
 
     def copy(self) -> DraftStats:

@@ -126,6 +126,7 @@ class EngineCollector:
             ("spec_decode_num_drafts", drafts.num_drafts, "Times that drafts of a request were verified."),
             ("spec_decode_num_draft_tokens", drafts.draft_tokens, "Drafted tokens that were verified."),
             ("spec_decode_num_accepted_tokens", drafts.accepted_tokens, "Drafted tokens that were accepted."),
+            ("spec_decode_num_undrafted", drafts.num_undrafted, "Tokens drawn with no draft to verify, where drafting rests among others."),
         ):
             counter = CounterMetricFamily(f"whalefall:{name}", text, labels=_LABELS)
             counter.add_metric(self._values, value)

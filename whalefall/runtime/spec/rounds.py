@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculation in the worker's step: lay out the drafts as rows, judge them, draft anew.
 
-    settle(steps)   how many drafts each request really has, and where its rows really begin       before the batch is built
+    settle(steps)   how many drafts each request really verifies, and where its rows really begin  before the batch is built
     place(steps)    drafts into the token table, behind the latest token
     judge(logits)   tokens of the step                                                             after the forward
     draft(...)      drafts for the next step                                                       after the tokens stand in the table
@@ -12,8 +12,10 @@ are there, on a GPU it waits for that step. Where a plan holds neither drafts no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,8 @@ from whalefall.core.seams import Drafter
 from whalefall.kernels import sampling as ops
 from whalefall.runtime.sampling.params import RowParams, SlotParams
 from whalefall.runtime.sampling.sampler import filtered
+from whalefall.runtime.spec.budget import DraftBudget
+from whalefall.runtime.spec.costs import CostTable
 from whalefall.runtime.spec.table import DraftTable
 from whalefall.runtime.spec.verify import Acceptance, Blocks, Judged, judge
 
@@ -37,6 +41,19 @@ class SpecConfig:
     num_drafts: int
     """Per request and step, at most."""
     acceptance: Acceptance = "exact"
+    is_adaptive: bool = False
+    """How many drafts are verified, and of whom, is decided step by step (budget.py); `num_drafts` is the most."""
+    costs_path: Path | None = None
+    """Where an adaptive run keeps what steps cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Allotted:
+    """What a step verified, for learning from it."""
+
+    slots: tuple[int, ...]
+    product_RK: npt.NDArray[np.float64]
+    num_verified_R: IntArray
 
 
 class Rounds:
@@ -48,14 +65,21 @@ class Rounds:
         self._token_table = token_table
         self._table = DraftTable(token_table.shape[0], config.num_drafts, token_table.device)
         self._num_planned: dict[int, int] = {}
+        self._budget: DraftBudget | None = None
+        if config.is_adaptive:
+            self._budget = DraftBudget(config.num_drafts, CostTable(config.costs_path), time.monotonic)
+        self._allotted: _Allotted | None = None
 
     def admit(self, slot: int) -> None:
         self._table.clear(slot)
 
     def settle(self, steps: Sequence[RequestStep]) -> tuple[RequestStep, ...]:
         """The same steps with the rows that are really run."""
+        if self._budget is not None:
+            self._learn(self._budget)
         self._num_planned = {step.slot: step.num_drafts for step in steps if step.samples}
-        return tuple(self._settled(step) if step.num_drafts or step.num_unsure else step for step in steps)
+        settled = tuple(self._settled(step) if step.num_drafts or step.num_unsure else step for step in steps)
+        return settled if self._budget is None else self._allot(self._budget, settled)
 
     def place(self, steps: Sequence[RequestStep]) -> None:
         """Write the drafts that these (settled) steps verify into the token table."""
@@ -97,7 +121,8 @@ class Rounds:
                 max_position=int((rows.position_L[first] + blocks.num_rows_R[wanting] - 1).max()),
                 choose=_Chooser(rows, first, position_R + last_R, self.config.acceptance),
             )
-            drafts = self._drafter.draft(requests, cache, self.config.num_drafts)
+            wants_drafts = self._budget is None or self._budget.wants_drafts
+            drafts = self._drafter.draft(requests, cache, self.config.num_drafts) if wants_drafts else None
             num_drafts_R[wanting_R] = self._table.put(slot_R, drafts)
         planned = np.array([self._num_planned[slot] for slot in blocks.slot_R.tolist()], np.int64)
         self._table.note(blocks.slot_R, planned, judged.num_new_R - 1, num_drafts_R)
@@ -106,6 +131,33 @@ class Rounds:
         num_drafts = min(step.num_drafts, self._table.num_drafts(step.slot))
         start = step.start - (self._table.num_refused(step.slot) if step.num_unsure else 0)
         return step._replace(start=start, num_tokens=step.num_tokens - step.num_drafts + num_drafts, num_drafts=num_drafts)
+
+    def _allot(self, budget: DraftBudget, steps: tuple[RequestStep, ...]) -> tuple[RequestStep, ...]:
+        """The same steps with as many drafts as pay."""
+        mine = [i for i, step in enumerate(steps) if step.samples and self._params.use_drafts[step.slot]]
+        if not mine:
+            return steps
+        slots = tuple(steps[i].slot for i in mine)
+        confidence_RK = self._table.confidences(slots)
+        product_RK = budget.products(confidence_RK, np.array([steps[i].num_drafts for i in mine], np.int64))
+        is_decode = all(step.samples and step.num_tokens == 1 + step.num_drafts for step in steps)
+        num_R = budget.allot(product_RK, is_decode=is_decode, has_confidence=confidence_RK is not None)
+        self._allotted = _Allotted(slots, product_RK, num_R)
+        changed = list(steps)
+        for i, num in zip(mine, num_R.tolist()):
+            step = steps[i]
+            changed[i] = step._replace(num_tokens=step.num_tokens - step.num_drafts + num, num_drafts=num)
+        return tuple(changed)
+
+    def _learn(self, budget: DraftBudget) -> None:
+        done, self._allotted = self._allotted, None
+        if done is None:
+            return
+        num_refused_R = np.array([self._table.num_refused(slot) for slot in done.slots], np.int64)
+        num_planned_R = np.array([self._num_planned.get(slot, 0) for slot in done.slots], np.int64)
+        # A slot that changed hands was cleared: it counts as having verified nothing.
+        num_verified_R = np.where(self._table.is_fresh(done.slots), 0, done.num_verified_R)
+        budget.learn(done.product_RK, num_verified_R, num_planned_R - num_refused_R)
 
 
 class _Chooser:

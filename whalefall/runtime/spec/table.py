@@ -7,6 +7,7 @@ when the next step with drafts is laid out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ class _OnItsWay:
     slot_R: IntArray
     num_planned_R: IntArray
     counts_2R: Tensor
+    confidence_RK: Tensor | None
     ready: torch.cuda.Event | None
 
 
@@ -38,6 +40,8 @@ class DraftTable:
         self.confidence_SK: Tensor | None = None
         self._num_drafts = np.zeros(num_slots, np.int64)
         self._num_refused = np.zeros(num_slots, np.int64)
+        self._is_fresh = np.ones(num_slots, np.bool_)
+        self._confidence_SK = np.zeros((num_slots, max_drafts), np.float64)
         self._on_its_way: _OnItsWay | None = None
 
     def clear(self, slot: int) -> None:
@@ -45,6 +49,7 @@ class DraftTable:
         self._read()
         self.ids_SK[slot] = -1
         self._num_drafts[slot] = self._num_refused[slot] = 0
+        self._is_fresh[slot] = True
 
     def num_drafts(self, slot: int) -> int:
         self._read()
@@ -54,6 +59,16 @@ class DraftTable:
         """Of the drafts planned for the slot's latest step that drew, how many gave no token."""
         self._read()
         return int(self._num_refused[slot])
+
+    def is_fresh(self, slots: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Whose request has not drawn a token yet."""
+        self._read()
+        return self._is_fresh[np.asarray(slots, np.int64)]
+
+    def confidences(self, slots: Sequence[int]) -> npt.NDArray[np.float64] | None:
+        """Of the drafts that stand for these slots, [R, K]; None for a drafter that says nothing."""
+        self._read()
+        return None if self.confidence_SK is None else self._confidence_SK[np.asarray(slots, np.int64)]
 
     def put(self, slot_R: Tensor, drafts: Drafts | None) -> Tensor:
         """Replace the drafts of these slots; how many each has now: int64 [R]."""
@@ -77,12 +92,14 @@ class DraftTable:
     def note(self, slot_R: IntArray, num_planned_R: IntArray, num_accepted_R: Tensor, num_drafts_R: Tensor) -> None:
         """How the step's drafts fared and how many stand for the next one; the host copy starts now."""
         self._read()
-        counts_2R, ready = torch.stack((num_accepted_R, num_drafts_R)), None
+        counts_2R, confidence_RK, ready = torch.stack((num_accepted_R, num_drafts_R)), None, None
+        if self.confidence_SK is not None:
+            confidence_RK = self.confidence_SK[torch.from_numpy(slot_R).to(self.confidence_SK.device, non_blocking=True)]
         if counts_2R.is_cuda:
-            counts_2R = torch.empty(counts_2R.shape, dtype=counts_2R.dtype, pin_memory=True).copy_(counts_2R, non_blocking=True)
+            counts_2R, confidence_RK = _to_host(counts_2R), None if confidence_RK is None else _to_host(confidence_RK)
             ready = torch.cuda.Event()
             ready.record()
-        self._on_its_way = _OnItsWay(slot_R, num_planned_R, counts_2R, ready)
+        self._on_its_way = _OnItsWay(slot_R, num_planned_R, counts_2R, confidence_RK, ready)
 
     def _read(self) -> None:
         coming, self._on_its_way = self._on_its_way, None
@@ -93,3 +110,10 @@ class DraftTable:
         num_accepted_R, num_drafts_R = coming.counts_2R.numpy()
         self._num_refused[coming.slot_R] = coming.num_planned_R - num_accepted_R
         self._num_drafts[coming.slot_R] = num_drafts_R
+        self._is_fresh[coming.slot_R] = False
+        if coming.confidence_RK is not None:
+            self._confidence_SK[coming.slot_R] = coming.confidence_RK.numpy()
+
+
+def _to_host(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CostTable: what a decode step costs, measured while serving, by how many requests are in it and how many drafts it verifies.
+
+The cost of a step is the time from its begin to the begin of the next one: forward, sampling, drafting, and all that the host does in
+between. It is kept per request, so that neighbouring batch sizes may share a cell. The file outlives the process: a restart begins with
+what the last run knew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from whalefall.observe.log import get_logger
+
+log = get_logger(__name__)
+
+NUM_LEVELS = 10
+"""Drafts verified per step in tenths of all that could be; level 0 neither verifies nor drafts."""
+LEAST_SAMPLES = 3
+SAVE_EVERY_S = 30.0
+_GAIN = 0.1
+_FORMAT = 1
+
+
+class CostTable:
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """path: where it is kept; None: nowhere. A file that cannot be read is as good as none."""
+        self._path, self._clock = path, clock
+        self._cells: dict[tuple[int, int], tuple[float, int]] = {}
+        """(batch cell, level) -> seconds per request, samples."""
+        self._saved_at = clock()
+        if path is not None and path.exists():
+            self._load(path)
+
+    def note(self, num_requests: int, level: int, seconds: float) -> None:
+        """One step. The first few count by their best: a first call may have compiled something or filled a cache."""
+        key, each = (_cell(num_requests), level), seconds / num_requests
+        mean, count = self._cells.get(key, (each, 0))
+        if count < LEAST_SAMPLES:
+            mean = min(mean, each)
+        else:  # one hiccup of the machine must not turn the policy around
+            mean += _GAIN * (min(each, 3 * mean) - mean)
+        self._cells[key] = (mean, count + 1)
+        if self._path is not None and (count + 1 == LEAST_SAMPLES or self._clock() - self._saved_at > SAVE_EVERY_S):
+            self.save()
+
+    def is_known(self, num_requests: int, level: int) -> bool:
+        return self._cells.get((_cell(num_requests), level), (0.0, 0))[1] >= LEAST_SAMPLES
+
+    def seconds(self, num_requests: int, level: int) -> float | None:
+        """Of a step; between measured levels on the line through them. None where nothing near was measured."""
+        cell = _cell(num_requests)
+        known = {at: mean for (c, at), (mean, count) in self._cells.items() if c == cell and count >= LEAST_SAMPLES}
+        if level in known:
+            return known[level] * num_requests
+        if level == 0:
+            return None
+        known.pop(0, None)  # without drafting: no neighbour of level 1
+        if not known:
+            return None
+        below, above = max((at for at in known if at < level), default=None), min((at for at in known if at > level), default=None)
+        if below is None or above is None:
+            nearest = below if below is not None else above
+            assert nearest is not None
+            return known[nearest] * num_requests
+        share = (level - below) / (above - below)
+        return (known[below] * (1 - share) + known[above] * share) * num_requests
+
+    def save(self) -> None:
+        """Write the file, whole or not at all. A full or read-only disk costs the memory of it, nothing else."""
+        self._saved_at = self._clock()
+        if self._path is None:
+            return
+        cells = [[*key, *value] for key, value in sorted(self._cells.items())]
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"format": _FORMAT, "cells": cells}))
+            part.replace(self._path)
+        except OSError as error:
+            log.warning("the measured costs of drafts cannot be kept in %s: %s", self._path, error)
+            self._path = None
+
+    def _load(self, path: Path) -> None:
+        try:
+            read = json.loads(path.read_text())
+            if read["format"] == _FORMAT:
+                self._cells = {(int(c), int(level)): (float(mean), int(count)) for c, level, mean, count in read["cells"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is not a table of costs and is measured anew: %s", path, error)
+
+
+def _cell(num_requests: int) -> int:
+    """Batch sizes that share a cell differ by less than a third."""
+    return round(2.5 * math.log2(num_requests))
