@@ -65,6 +65,7 @@ class ResolvedConfig:
     """None: no speculation."""
     load_format: Literal["auto", "random"]
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    is_deterministic: bool = False
     max_logprobs: int
     seed: int | None
     stats_interval_s: float
@@ -195,6 +196,7 @@ class _Resolver:
             drafts=model.drafts,
             load_format=user.load_format,
             logprobs_mode=user.logprobs_mode,
+            is_deterministic=user.deterministic,
             max_logprobs=user.max_logprobs,
             seed=user.seed,
             stats_interval_s=user.stats_interval_s,
