@@ -177,11 +177,13 @@ class CacheManager:
 
     def reserve(self, num_tokens: int, hit: Sequence[Node] = ()) -> Reservation | None:
         """A slot and blocks for positions [0, num_tokens), the first of them adopted; None (and no change) when there are not enough."""
-        if not self.has_room(self.num_wanted(num_tokens, hit)):
+        num_new = self.blocks_for(num_tokens) - len(hit)
+        num_idle = self.index.num_idle_before(hit[-1]) if hit else 0
+        if not self.has_room(num_new + num_idle):
             return None
         if hit:
             self.index.hold(hit[-1])  # before blocks are taken: they must not be evicted for their own tail
-        block_ids = [*map(_BLOCK_ID, hit), *self._take(self.blocks_for(num_tokens) - len(hit))]
+        block_ids = [*map(_BLOCK_ID, hit), *self._take(num_new)]
         num_tokens = len(block_ids) * self.block_tokens
         reservation = Reservation(self._free_slots.pop(), block_ids, num_tokens, [*hit], epoch=self.index.epoch)
         self._held.add(reservation)
@@ -336,13 +338,15 @@ class CacheManager:
 
     def _take(self, count: int) -> tuple[int, ...]:
         """Blocks that nobody remembers first; then the memory of the longest idle prefixes."""
-        num_missing = count - self._pool.num_free
-        if num_missing <= 0:
+        num_free = self._pool.num_free
+        if count <= num_free:
             return self._pool.allocate(count)
-        evicted = self.index.evict(num_missing)
-        self.counters.evicted_blocks += num_missing
-        self._note_removed(evicted)
-        return (*self._pool.allocate(self._pool.num_free), *map(_BLOCK_ID, evicted))
+        evicted = self.index.evict(count - num_free)
+        self.counters.evicted_blocks += count - num_free
+        if self.events is not None:
+            self._note_removed(evicted)
+        block_ids = tuple(map(_BLOCK_ID, evicted))
+        return self._pool.allocate(num_free) + block_ids if num_free else block_ids
 
     def _move_hold(self, old_end: Node | None, new_end: Node) -> None:
         """To a later node of the same sequence."""
