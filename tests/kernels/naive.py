@@ -243,6 +243,14 @@ def experts_mxfp4(
     return experts_dense(x, expert, weight, wide13, wide2, limit)
 
 
+def experts_mxfp4_onto(base: Tensor, *args: Any) -> Tensor:
+    return base.double() + experts_mxfp4(*args)
+
+
+def swiglu_fp8_tile(x: Tensor, w1: Tensor, scale1: Tensor, w3: Tensor, scale3: Tensor, limit: float) -> Tensor:
+    return clamped_swiglu(linear_fp8_tile(x, w1, scale1), linear_fp8_tile(x, w3, scale3), limit)
+
+
 # n-grams
 
 
@@ -503,7 +511,9 @@ NAIVE: dict[str, Callable[..., Any]] = {
     "moe.clamped_swiglu": clamped_swiglu,
     "moe.experts_dense": experts_dense,
     "moe.experts_mxfp4": experts_mxfp4,
+    "moe.experts_mxfp4_onto": experts_mxfp4_onto,
     "moe.gate": gate,
+    "moe.swiglu_fp8_tile": swiglu_fp8_tile,
     "norm.rms_norm": rms_norm,
     "quant.dequantize_fp8_row": dequantize_fp8_row,
     "quant.dequantize_fp8_tile": dequantize_fp8_tile,

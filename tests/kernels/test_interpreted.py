@@ -17,7 +17,7 @@ import pytest
 
 FAMILIES = {
     "gemm": ("gemm.linear_fp8_tile", "gemm.grouped_linear_fp8_tile", "gemm.linear_float32"),
-    "moe": ("moe.gate", "moe.clamped_swiglu", "moe.experts_mxfp4"),
+    "moe": ("moe.gate", "moe.clamped_swiglu", "moe.experts_mxfp4", "moe.experts_mxfp4_onto", "moe.swiglu_fp8_tile"),
     "latent": ("latent.norm_rotate_round", "latent.rotate_round"),
     "rows": ("norm.rms_norm", "rope.rotate", "kv_store.store_rows", "sampling.argmax", "sampling.draw"),
     "attention": ("attention.sparse_mqa",),

@@ -87,6 +87,13 @@ class Experts(Parametric):
             return moe.experts_mxfp4(x_TH, expert_TA, weight_TA, self.w13, self.w13_scale, self.w2, self.w2_scale, self.limit)
         return moe.experts_dense(x_TH, expert_TA, weight_TA, self.w13, self.w2, self.limit)
 
+    def onto(self, base_TH: Tensor, x_TH: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """base + the experts' sum, in base's dtype."""
+        if self.is_packed:
+            packed = (self.w13, self.w13_scale, self.w2, self.w2_scale)
+            return moe.experts_mxfp4_onto(base_TH, x_TH, expert_TA, weight_TA, *packed, self.limit)
+        return (self(x_TH, expert_TA, weight_TA) + base_TH.float()).to(base_TH.dtype)
+
 
 class SharedExpert(torch.nn.Module):
     def __init__(self, hidden_size: int, inner: int, limit: float, storage: Storage) -> None:
@@ -97,6 +104,8 @@ class SharedExpert(torch.nn.Module):
         self.w2 = Linear(inner, hidden_size, storage)
 
     def forward(self, x_TH: Tensor) -> Tensor:
+        if self.w1.is_packed:
+            return self.w2(moe.swiglu_fp8_tile(x_TH, self.w1.weight, self.w1.scale, self.w3.weight, self.w3.scale, self.limit))
         return self.w2(moe.clamped_swiglu(self.w1(x_TH), self.w3(x_TH), self.limit))
 
 
@@ -111,5 +120,4 @@ class MoE(torch.nn.Module):
         self._comm = comm
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        routed_TH = self.experts(x_TH, *self.gate(x_TH))
-        return self._comm.all_reduce((routed_TH + self.shared_experts(x_TH).float()).to(x_TH.dtype))
+        return self._comm.all_reduce(self.experts.onto(self.shared_experts(x_TH), x_TH, *self.gate(x_TH)))

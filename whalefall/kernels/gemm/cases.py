@@ -26,7 +26,7 @@ def fp8_tiles() -> Iterator[tuple[Any, ...]]:
         for t, k, n in (*_SHAPES, (3, 40, 48)):
             yield normal(t, k, dtype=dtype), *_fp8_tile(n, k)
     # Whole tiles of the products on a GPU, from one row to more than a tile of them.
-    for t, k, n in ((1, 256, 64), (9, 512, 128), (33, 384, 64), (130, 128, 192), (2, 128, 8256)):
+    for t, k, n in ((1, 256, 64), (9, 512, 128), (33, 384, 64), (130, 128, 192), (2, 128, 8256), (40, 1024, 64)):
         yield normal(t, k, dtype=torch.bfloat16), *_fp8_tile(n, k)
     yield rows_apart(normal(5, 1024, dtype=torch.bfloat16)), *_fp8_tile(64, 1024)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whalefall.kernels.cases import FLOATS, fp4_bytes, integers, normal, rows_apart, scale_bytes
+from whalefall.kernels.cases import FLOATS, fp4_bytes, fp8_bytes, integers, normal, rows_apart, scale_bytes
 
 
 def logits() -> Iterator[tuple[Any, ...]]:
@@ -43,6 +43,21 @@ def mxfp4() -> Iterator[tuple[Any, ...]]:
             w2 = fp4_bytes(experts, hidden, inner // 2, seed=3), scale_bytes(experts, hidden, inner // 32, low=121, high=125)
             for expert_TA, weight_TA in _choices(tokens, experts):
                 yield normal(tokens, hidden, seed=4, dtype=dtype), expert_TA, weight_TA, *w13, *w2, 10.0
+
+
+def mxfp4_onto() -> Iterator[tuple[Any, ...]]:
+    for i, args in enumerate(mxfp4()):
+        if i % 3 == 0:
+            yield 2 * normal(*args[0].shape, seed=7, dtype=args[0].dtype), *args
+
+
+def fp8_swiglu() -> Iterator[tuple[Any, ...]]:
+    for dtype in FLOATS:
+        for tokens, hidden, inner in ((0, 64, 32), (3, 64, 32), (1, 256, 64), (9, 512, 128), (20, 256, 64), (40, 256, 64)):
+            weights = []
+            for seed in (1, 2):
+                weights += [fp8_bytes(inner, hidden, seed=seed), scale_bytes(inner // 32, hidden // 32, low=114, high=118)]
+            yield normal(tokens, hidden, dtype=dtype), *weights, 10.0
 
 
 _SIZES = ((0, 4, 32, 32), (1, 4, 32, 32), (17, 4, 64, 32), (9, 3, 96, 64))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from whalefall.kernels.gemm.reference import linear_fp8_tile
 from whalefall.kernels.moe import cases
 from whalefall.kernels.quant.reference import dequantize_mxfp4
 from whalefall.kernels.registry import op
@@ -65,6 +66,29 @@ def experts_mxfp4(
         return dequantize_mxfp4(w13_EFh[e], scale13_EFg[e], x_TH.dtype), dequantize_mxfp4(w2_EHf[e], scale2_EHg[e], x_TH.dtype)
 
     return _over_hit_experts(x_TH, expert_TA, weight_TA, limit, unpack)
+
+
+@op("moe.experts_mxfp4_onto", cases=cases.mxfp4_onto)
+def experts_mxfp4_onto(
+    base_TH: Tensor,
+    x_TH: Tensor,
+    expert_TA: Tensor,
+    weight_TA: Tensor,
+    w13_EFh: Tensor,
+    scale13_EFg: Tensor,
+    w2_EHf: Tensor,
+    scale2_EHg: Tensor,
+    limit: float,
+) -> Tensor:
+    """base + `experts_mxfp4`, added in float32 and rounded once to base's dtype: the shared expert's output goes in as base."""
+    routed_TH = experts_mxfp4(x_TH, expert_TA, weight_TA, w13_EFh, scale13_EFg, w2_EHf, scale2_EHg, limit)
+    return (routed_TH + base_TH.float()).to(base_TH.dtype)
+
+
+@op("moe.swiglu_fp8_tile", cases=cases.fp8_swiglu)
+def swiglu_fp8_tile(x_TH: Tensor, w1_FH: Tensor, scale1_fh: Tensor, w3_FH: Tensor, scale3_fh: Tensor, limit: float) -> Tensor:
+    """`clamped_swiglu` of two products with FP8 tile weights, gate (w1) and up (w3): the first half of the shared expert."""
+    return clamped_swiglu(linear_fp8_tile(x_TH, w1_FH, scale1_fh), linear_fp8_tile(x_TH, w3_FH, scale3_fh), limit)
 
 
 def _over_hit_experts(

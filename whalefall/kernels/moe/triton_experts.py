@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whalefall.kernels.moe.reference import experts_mxfp4
+from whalefall.kernels.moe.reference import experts_mxfp4, experts_mxfp4_onto
 from whalefall.kernels.moe.triton_few import down_few, up_few
 from whalefall.kernels.moe.triton_many import down_many, up_many
 from whalefall.kernels.moe.triton_order import Order, order_by_expert
 from whalefall.kernels.registry import Device
+from whalefall.kernels.triton_math import narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,54 @@ def experts_mxfp4_triton(
     limit: float,
 ) -> Tensor:
     """An expert id below 0 stands for none: rows that only pad a batch read no weights."""
-    (tokens, hidden), num_pairs, num_experts = x_TH.shape, expert_TA.numel(), w13_EFh.shape[0]
-    out_TH = torch.empty(tokens, hidden, dtype=torch.float32, device=x_TH.device)
+    out_TH = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
+    return _experts(None, out_TH, x_TH, expert_TA, weight_TA, (w13_EFh, scale13_EFg), (w2_EHf, scale2_EHg), limit)
+
+
+def _fits_onto(
+    base_TH: Tensor,
+    x_TH: Tensor,
+    expert_TA: Tensor,
+    weight_TA: Tensor,
+    w13_EFh: Tensor,
+    scale13_EFg: Tensor,
+    w2_EHf: Tensor,
+    scale2_EHg: Tensor,
+    limit: float,
+) -> bool:
+    return base_TH.is_contiguous() and _fits(x_TH, expert_TA, weight_TA, w13_EFh, scale13_EFg, w2_EHf, scale2_EHg, limit)
+
+
+@experts_mxfp4_onto.impl("triton", needs=Device(sm=90), when=_fits_onto)
+def experts_mxfp4_onto_triton(
+    base_TH: Tensor,
+    x_TH: Tensor,
+    expert_TA: Tensor,
+    weight_TA: Tensor,
+    w13_EFh: Tensor,
+    scale13_EFg: Tensor,
+    w2_EHf: Tensor,
+    scale2_EHg: Tensor,
+    limit: float,
+) -> Tensor:
+    out_TH = torch.empty(base_TH.shape, dtype=base_TH.dtype, device=base_TH.device)
+    return _experts(base_TH, out_TH, x_TH, expert_TA, weight_TA, (w13_EFh, scale13_EFg), (w2_EHf, scale2_EHg), limit)
+
+
+def _experts(
+    base_TH: Tensor | None,
+    out_TH: Tensor,
+    x_TH: Tensor,
+    expert_TA: Tensor,
+    weight_TA: Tensor,
+    packed13: tuple[Tensor, Tensor],
+    packed2: tuple[Tensor, Tensor],
+    limit: float,
+) -> Tensor:
+    (tokens, hidden), (num_pairs, num_experts) = x_TH.shape, (expert_TA.numel(), packed13[0].shape[0])
     if not tokens:
         return out_TH
-    w13, w2 = (w13_EFh.view(torch.uint8), scale13_EFg), (w2_EHf.view(torch.uint8), scale2_EHg)
+    w13, w2 = (packed13[0].view(torch.uint8), packed13[1]), (packed2[0].view(torch.uint8), packed2[1])
     is_few, (up, down) = shapes_for(num_pairs, num_experts)
     order = order_by_expert(x_TH, expert_TA, num_experts, up.tokens)
     # Of few rows an expert the sums are kept whole; of many they are half the bytes.
@@ -89,7 +133,9 @@ def experts_mxfp4_triton(
     columns, per_token = min(1024, triton.next_power_of_2(hidden)), expert_TA.shape[1]
     grid = (tokens, triton.cdiv(hidden, columns))
     pairs = (expert_TA.contiguous(), weight_TA.contiguous())
-    _combine_kernel[grid](y_RH, *pairs, out_TH, HIDDEN=hidden, PER_TOKEN=per_token, BLOCK=columns, num_warps=4)
+    _combine_kernel[grid](
+        y_RH, *pairs, base_TH, out_TH, HIDDEN=hidden, PER_TOKEN=per_token, BLOCK=columns, HAS_BASE=base_TH is not None, num_warps=4
+    )
     return out_TH
 
 
@@ -126,8 +172,18 @@ def _cut(shape: Shape, columns: int, is_few: bool) -> dict[str, int]:
 
 
 @triton.jit
-def _combine_kernel(y_ptr, expert_ptr, weight_ptr, out_ptr, HIDDEN: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out[token] = sum of its pairs' y times their weights, in the pairs' order."""
+def _combine_kernel(
+    y_ptr,
+    expert_ptr,
+    weight_ptr,
+    base_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BASE: tl.constexpr,
+):
+    """out[token] = sum of its pairs' y times their weights, in the pairs' order, and the base."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -136,4 +192,6 @@ def _combine_kernel(y_ptr, expert_ptr, weight_ptr, out_ptr, HIDDEN: tl.constexpr
         has_expert = tl.load(expert_ptr + pair) >= 0
         y = tl.load(y_ptr + pair * HIDDEN + column, mask=(column < HIDDEN) & has_expert, other=0.0).to(tl.float32)
         total += y * tl.load(weight_ptr + pair)
-    tl.store(out_ptr + token * HIDDEN + column, total, mask=column < HIDDEN)
+    if HAS_BASE:
+        total += tl.load(base_ptr + token * HIDDEN + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + column, narrow(total, out_ptr.dtype.element_ty), mask=column < HIDDEN)
