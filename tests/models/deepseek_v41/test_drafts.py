@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from tests.goldens.conftest import golden_dir
 from tests.models.deepseek_v41.cached_engine import CachedEngine
 from tests.runtime.spec.drafters import FakeDrafter
+from whalefall.core.request import FinishReason
 from whalefall.core.seams import Drafter
 from whalefall.runtime.spec.ngram import NgramDrafter
 from whalefall.testing.drive import Driver, LoadedModel, Track, load_model
@@ -151,3 +153,50 @@ def test_prefix_hits_are_the_same_with_drafts(replay: str) -> None:
     assert sum(answer.num_cached_tokens for answer in again.values()) > 50
     if replay == "exact":  # this model is chaotic on purpose: seen through a window that was cut, a rounding may change a token
         assert {n: a.token_ids for n, a in again.items()} == {n: a.token_ids for n, a in plain_again.items()}
+
+
+def test_a_cancelled_turn_leaves_a_prefix_that_serves_the_next() -> None:
+    """Cancelled at any moment, also with drafts in flight: what the cache kept of the turn is what a fresh engine computes."""
+    prompt, rng = some_ids(21, 77), random.Random(4)
+    whole = CachedEngine(loaded(), replay="exact", block_tokens=8).ask(prompt, num_tokens=60).token_ids
+    drafter = FakeDrafter(loaded().config.vocab_size, oracle=lambda h: [*prompt, *whole, 3, 3][min(len(h), 81)], skill=0.7)
+    engine = CachedEngine(loaded(), replay="exact", block_tokens=8, num_blocks=200, drafter=drafter, one_step_ahead=True)
+    for turn in range(6):
+        name = f"turn {turn}"
+        engine.add(name, prompt, num_tokens=60)
+        for _ in range(rng.randint(2, 14)):
+            engine.turn()
+        engine.scheduler.abort([name])
+        said = engine.answers.pop(name).token_ids
+        engine.add(f"{name} goes on", [*prompt, *said, 5 + turn, 9], num_tokens=6)
+        answer = engine.run()[f"{name} goes on"]
+        fresh = CachedEngine(loaded(), replay="exact", block_tokens=8).ask([*prompt, *said, 5 + turn, 9], num_tokens=6)
+        assert said == whole[: len(said)] and answer.token_ids == fresh.token_ids
+    assert engine.num_accepted > 10 and engine.answers["turn 5 goes on"].num_cached_tokens > 0
+
+
+POISON_ID = 7
+
+
+@cache
+def poisoned() -> LoadedModel:
+    """The embedding of one id is not a number."""
+    model = load_model(golden_dir("v41-a-quant"))
+    model.model.embed.weight[POISON_ID] = torch.nan  # type: ignore[attr-defined]
+    return replace(model, context=replace(model.context, max_draft_tokens=K))
+
+
+@pytest.mark.parametrize("one_step_ahead", [False, True])
+@pytest.mark.parametrize("bias", [-100.0, 9.0])
+def test_poison_in_a_draft_counts_only_when_the_draft_is_accepted(bias: float, one_step_ahead: bool) -> None:
+    """Refused it hurts nobody, nor who gets the blocks next; accepted it ends the request where it would have ended without drafts."""
+    found = []
+    for skill in (None, 1.0):
+        drafter = None if skill is None else FakeDrafter(poisoned().config.vocab_size, oracle=lambda h: POISON_ID, skill=skill, shortest=K)
+        engine = CachedEngine(poisoned(), replay="exact", block_tokens=8, num_slots=2, drafter=drafter, one_step_ahead=one_step_ahead)
+        for n in (3, 14, 9):
+            prompt = [token for token in some_ids(n, n) if token != POISON_ID]
+            engine.add(f"r{n}", prompt, num_tokens=12, params={"temperature": 1.0, "seed": n, "logit_bias": {POISON_ID: bias}})
+        found.append({name: (answer.token_ids, answer.finish_reason) for name, answer in engine.run().items()})
+    assert found[0] == found[1]
+    assert any(reason is FinishReason.ERROR for _, reason in found[0].values()) == (bias > 0)
