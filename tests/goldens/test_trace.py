@@ -83,7 +83,8 @@ def trace() -> dict[str, Tensor]:
 def assert_close(actual: Tensor, wanted: Tensor, what: str) -> None:
     assert actual.shape == wanted.shape, what
     if wanted.numel():
-        assert (actual - wanted).abs().max().item() < TOLERANCE, what
+        scale = max(1.0, float(wanted.abs().max()) / 8)  # the streams grow to a size at which one float32 rounding is 1e-6
+        assert (actual - wanted).abs().max().item() < TOLERANCE * scale, what
 
 
 @pytest.mark.parametrize("n", LENGTHS)

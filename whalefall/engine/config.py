@@ -66,6 +66,8 @@ class EngineConfig:
     """Remember what was computed for earlier prompts that begin alike; default: on, where the model's state can be restored."""
     kv_events_config: str | None = None
     """JSON with vLLM's keys (endpoint, replay_endpoint, topic, ...): tell routers over ZMQ which blocks are cached; default: no events."""
+    enforce_eager: bool = False
+    """Do not run decode steps as captured CUDA graphs; they are slower then, and start-up is shorter."""
     async_scheduling: bool | None = None
     """Plan and launch the next step before the last one has been read; default: on a GPU. The tokens are the same."""
     draft: str = "off"

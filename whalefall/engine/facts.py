@@ -108,6 +108,8 @@ class ModelFacts:
     """(dtype, weights, kv_cache_dtype, block_tokens) -> what the caches need, those of the drafter among them."""
     drafts: DraftPlan | None = None
     """None: no speculation."""
+    is_capturable: bool = False
+    """Whether decode steps may become CUDA graphs."""
 
 
 _SCALE_ENDINGS = (".scale", "_scale", "_scale_inv")

@@ -61,6 +61,8 @@ class ResolvedConfig:
     """Whether a request keeps more than blocks."""
     kv_events: KvEventsConfig | None = None
     async_scheduling: bool
+    has_graphs: bool = False
+    """Decode steps run as captured CUDA graphs; the last state slot is theirs."""
     drafts: DraftPlan | None = None
     """None: no speculation."""
     load_format: Literal["auto", "random"]
@@ -154,7 +156,9 @@ class _Resolver:
         is_ahead = self._pick(
             "async_scheduling", user.async_scheduling, device.kind == "cuda", "on a CPU a launch has finished when it returns"
         )
-        num_slots_extra = 1 if is_ahead else 0  # one step ahead, the slot of a request that has just ended is still in use
+        has_graphs = device.kind == "cuda" and model.is_capturable and not (user.enforce_eager or user.deterministic)
+        # One step ahead, the slot of a request that has just ended is still in use; rows that fill up a graph need a slot of their own.
+        num_slots_extra = int(is_ahead) + int(has_graphs)
         cache_bytes = self._cache_bytes(device, weights_bytes)
         max_num_seqs = self._max_num_seqs(spec, cache_bytes)
         num_slots = max_num_seqs + num_slots_extra
@@ -193,6 +197,7 @@ class _Resolver:
             has_fixed_state=spec.snapshot_bytes > 0,
             kv_events=kv_events,
             async_scheduling=is_ahead,
+            has_graphs=has_graphs,
             drafts=model.drafts,
             load_format=user.load_format,
             logprobs_mode=user.logprobs_mode,

@@ -85,7 +85,7 @@ def load_engine(opened: OpenModel, *, progress: Progress | None = None, clock: C
     cache = CacheManager(
         config.num_blocks,
         config.block_size,
-        config.num_slots,
+        config.num_slots - int(config.has_graphs),
         fingerprint=name_weights(config, opened.model_dir),
         layout=_layout_name(config, spec),
     )
@@ -141,6 +141,7 @@ def _model_facts(
         weights=_weight_sizes(model_dir, definition, model_config, drafts) or weight_facts(headers, weight_map.tensors),
         cache_spec=cache_spec,
         drafts=drafts,
+        is_capturable=definition.is_capturable,
     )
 
 
@@ -233,6 +234,7 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
     return WorkerConfig(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
+        max_graph_rows=config.max_num_seqs if config.has_graphs else 0,
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,
         history_tokens=config.history_tokens,

@@ -41,7 +41,7 @@ def pinned_view(table: Tensor, device: torch.device) -> Tensor:
     """
     # Not pin_memory(): its allocator rounds up to a power of two, which for a table of 94 GiB is 34 GiB too many.
     host = torch.empty(table.numel() * table.element_size(), dtype=torch.uint8)
-    status = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), _REGISTER_MAPPED)  # type: ignore[no-untyped-call]
+    status = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), _REGISTER_MAPPED)
     if int(status) != 0:
         raise ConfigError(f"the host does not pin {host.numel():,} bytes for a lookup table (CUDA error {int(status)})")
     host.copy_(table.contiguous().view(torch.uint8).view(-1))

@@ -64,6 +64,7 @@ DEFINITION = ModelDefinition(
     chat_format="deepseek_v41",
     own_drafter=_own_drafter,
     weight_map_with_drafter=partial(weight_map, with_draft=True),
+    is_capturable=True,
     draw=_draw,
     footprint=_footprint,
 )

@@ -8,7 +8,7 @@ of a drafter. Rows are taken in tiles, so the extra memory is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +40,17 @@ class LogprobRows:
     """float32 rows of the whole vocabulary, for the rows that want it, in order."""
     num_wanted_L: npt.NDArray[np.int64]
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.ids_L, self.logprob_L, self.rank_L, self.top_ids_LK, self.top_logprobs_LK, self.whole_XV
+
+    def on_host(self, tensors: Sequence[Tensor]) -> LogprobRows:
+        """The same with copies of `tensors` in their place."""
+        ids_L, logprob_L, rank_L, top_ids_LK, top_logprobs_LK, whole_XV = tensors
+        return LogprobRows(ids_L, logprob_L, rank_L, top_ids_LK, top_logprobs_LK, whole_XV, self.num_wanted_L)
+
     def tokens(self) -> list[TokenLogprobs]:
-        """One entry per row; reads the device."""
+        """One entry per row; waits for the tensors if they are on a device."""
         top_ids_LK = self.top_ids_LK.to("cpu", torch.int32).numpy()
         top_logprobs_LK = self.top_logprobs_LK.cpu().numpy()
         whole = iter(self.whole_XV.cpu().numpy())

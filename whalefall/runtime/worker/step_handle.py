@@ -17,6 +17,7 @@ from whalefall.runtime.sampling.sampler import Fault
 from whalefall.runtime.spec.verify import Judged
 from whalefall.runtime.worker.batch_builder import LogitRows
 from whalefall.runtime.worker.health import HealthProbe
+from whalefall.runtime.worker.readback import Readback
 
 FAULT_TEXTS = {
     Fault.NON_FINITE: "non-finite logits",
@@ -56,6 +57,9 @@ class StepHandle:
         self._wanted = wanted
         self._drawn = drawn
         self._scored = scored
+        judged = drawn.judged
+        self._judged = Readback((judged.ids_L, judged.num_new_R, judged.fault_R))
+        self._logprobs = [None if rows is None else Readback(rows.tensors) for rows in (drawn.logprobs, scored)]
         self._clean_up = clean_up
         self._health = health
 
@@ -94,21 +98,27 @@ class StepHandle:
     def _read_drawn(self) -> tuple[list[tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]], dict[int, Fault]]:
         """Per request of the plan: its tokens, its log-probabilities if asked for, its fault if any."""
         drawn, wanted = self._drawn, self._wanted
-        ids, num_new, first = drawn.judged.ids_L.tolist(), drawn.judged.num_new_R.tolist(), wanted.first_row_R.tolist()
+        ids, num_new, fault_R = (tensor.tolist() for tensor in self._judged.wait())
+        first = wanted.first_row_R.tolist()
         request_R = wanted.sample_request_S[wanted.first_row_R].tolist()
         tokens: list[tuple[int, ...]] = [()] * len(self._steps)
         for request, row, count in zip(request_R, first, num_new):
             tokens[request] = tuple(ids[row : row + count])
-        faults: dict[int, Fault] = {r: Fault(f) for r, f in zip(request_R, drawn.judged.fault_R.tolist()) if f}
+        faults: dict[int, Fault] = {r: Fault(f) for r, f in zip(request_R, fault_R) if f}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if drawn.logprobs is not None:
-            by_row = dict(zip(drawn.reporting.tolist(), drawn.logprobs.tokens()))
+            by_row = dict(zip(drawn.reporting.tolist(), self._tokens(drawn.logprobs, self._logprobs[0])))
             logprobs = {r: tuple(by_row[i] for i in range(row, row + n)) for r, row, n in zip(request_R, first, num_new) if row in by_row}
         return tokens, logprobs, faults
 
+    @staticmethod
+    def _tokens(rows: LogprobRows, copies: Readback | None) -> list[TokenLogprobs]:
+        assert copies is not None, "log-probabilities without their copies"
+        return rows.on_host(copies.wait()).tokens()
+
     def _read_scored(self, faults: dict[int, Fault]) -> list[tuple[TokenLogprobs, ...]]:
         """Per request: its scored prompt positions. Adds a fault where one of them is not a number."""
-        scored = [] if self._scored is None else self._scored.tokens()
+        scored = [] if self._scored is None else self._tokens(self._scored, self._logprobs[1])
         ends = np.cumsum(self._wanted.num_prompt_rows_B).tolist()
         parts = [tuple(scored[first:end]) for first, end in pairwise([0, *ends])]
         for request, part in enumerate(parts):

@@ -11,6 +11,7 @@ finished when it returns. Called from the step loop's thread only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.plan import RequestStep, StepPlan
 from whalefall.core.seams import Drafter
 from whalefall.models.definition import Model
+from whalefall.observe.log import get_logger
 from whalefall.runtime.kvcache import pools
 from whalefall.runtime.sampling.grammar import GrammarStore
 from whalefall.runtime.sampling.logprobs import LogprobRows, logprobs_of
@@ -31,10 +33,13 @@ from whalefall.runtime.sampling.slot_grammars import GrammarMasks, SlotGrammars
 from whalefall.runtime.spec.rounds import Rounds, SpecConfig
 from whalefall.runtime.spec.verify import Blocks, Judged
 from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
+from whalefall.runtime.worker.graphs import GraphRunner
 from whalefall.runtime.worker.health import HealthProbe
 from whalefall.runtime.worker.model_runner import ModelRunner
 from whalefall.runtime.worker.step_handle import Drawn, StepHandle
 from whalefall.runtime.worker.tables import SlotTables
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,8 @@ class WorkerConfig:
     """Ids before a row that the model wants to see."""
     keeps_snapshots: bool = False
     """Room for a copy of the fixed state beside each block (exact replay with a prefix cache)."""
+    max_graph_rows: int = 0
+    """Requests of a decode step that may run as a captured CUDA graph; 0: no graphs. With graphs the last slot is no request's."""
     reports_processed: bool = False
     """Log-probabilities are of what a token was chosen from; else of the model's raw logits."""
     is_debug: bool = False
@@ -82,10 +89,28 @@ class Worker:
         if drafter is not None and speculation is not None:
             self._rounds = Rounds(drafter, speculation, self._params, self._tables.token_ids)
         self._health = HealthProbe(model, is_debug=config.is_debug)
-        self._runner = ModelRunner(model, self.cache, config.vocab_size)
+        self._runner = self._make_runner(model)
         self._builder = BatchBuilder(
             self._tables, self._params.num_prompt, history_tokens=config.history_tokens, block_tokens=spec.block_tokens
         )
+
+    @torch.inference_mode()
+    def _make_runner(self, model: Model) -> ModelRunner | GraphRunner:
+        config = self.config
+        if not config.max_graph_rows:
+            return ModelRunner(model, self.cache, config.vocab_size)
+        runner = GraphRunner(
+            model,
+            self.cache,
+            config.vocab_size,
+            max_rows=config.max_graph_rows,
+            max_context=config.max_model_len,
+            spare_slot=config.num_slots - 1,
+            history_tokens=config.history_tokens,
+        )
+        begin_s = time.monotonic()
+        log.info("captured %d decode graphs in %.1f s", runner.capture(), time.monotonic() - begin_s)
+        return runner
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepHandle:
