@@ -33,7 +33,6 @@ from whalefall.engine.embedded import embedded_model_dir
 
 WAYS = ("off", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5", "adaptive")
 NEW_TOKENS = 48
-LEAST_PROMPTS = 16
 TEXT_TOKENS = 96
 QUESTION = "<｜begin▁of▁sentence｜><｜User｜>{}<｜Assistant｜></think>"
 WORDS = (
@@ -82,6 +81,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64, 150])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--least-prompts", type=int, default=16, help="served one group of --requests after the other")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--acceptance", choices=("exact", "standard", "block"), default="exact")
@@ -104,7 +104,7 @@ def main() -> None:
     engines = {way: LLM(str(embedded_model_dir()), draft=way, **config) for way in args.ways}
     rows = []
     for count in args.requests:
-        asked = prompts(engines[args.ways[0]], max(count, LEAST_PROMPTS) // count * count)
+        asked = prompts(engines[args.ways[0]], max(count, args.least_prompts) // count * count)
         best = dict.fromkeys(args.ways, float("inf"))
         before, answers = {}, {}
         for turn in range(1 + args.rounds):

@@ -133,3 +133,12 @@ def test_a_neighbours_nan_is_never_read(expected: Any) -> None:
     driver.forward((track, gold.ids(2)[:-1]))
     _, logits = drafts_of(driver, loaded(), [(track, gold.ids(2)[-1])])
     assert all(row.isfinite().all() for row in logits)
+
+
+def test_the_footprint_knows_the_draft_to_the_byte() -> None:
+    model = loaded()
+    assert model.definition.footprint is not None
+    kinds = {kind.name: kind.num_bytes for kind in model.definition.footprint(model.config, model.context) if kind.place == "device"}
+    assert isinstance(model.model, torch.nn.Module)
+    tensors = {t.data_ptr(): t for t in (*model.model.parameters(), *model.model.buffers())}
+    assert kinds["draft blocks"] > 0 and sum(kinds.values()) == sum(t.numel() * t.element_size() for t in tensors.values())
