@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from whalefall.observe.metrics import EngineGauges, EngineStats, TierStats
+from whalefall.observe.metrics import DraftStats, EngineGauges, EngineStats, TierStats
 from whalefall.server.metrics import registry_for, render
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -21,7 +21,7 @@ SUFFIX = re.compile(r"_(bucket|sum|count)$")
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, str]:
     """Name -> type, as a scraper sees them; counters with their _total."""
-    with_tiers = EngineStats(engine=EngineGauges(tiers=TierStats(has_disk=True)))  # without, their metrics are absent
+    with_tiers = EngineStats(engine=EngineGauges(tiers=TierStats(has_disk=True), drafts=DraftStats()))  # without, their metrics are absent
     door = SimpleNamespace(model_name="m", engine_if_loaded=SimpleNamespace(stats=lambda: with_tiers))
     families = text_string_to_metric_families(render(registry_for(door)).decode())
     return {f.name + ("_total" if f.type == "counter" else ""): f.type for f in families}

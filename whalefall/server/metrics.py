@@ -39,6 +39,7 @@ ONLY_OURS = frozenset(
         "requests",
         "empty_answers",
         "ring_tag_mismatch",
+        "spec_decode_num_undrafted",
     }
 )
 """Names that mean nothing to vLLM's users."""
