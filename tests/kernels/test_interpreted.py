@@ -22,6 +22,7 @@ FAMILIES = {
     "rows": ("norm.rms_norm", "rope.rotate", "kv_store.store_rows", "sampling.argmax", "sampling.draw"),
     "attention": ("attention.sparse_mqa",),
     "indexer": ("indexer.select", "indexer.select_with_candidates", "indexer.select_within"),
+    "mhc": ("mhc.mixes", "mhc.collapse", "mhc.expand"),
     "quant": ("quant.dequantize_fp8_tile", "quant.fakequant_mxfp4", "quant.fakequant_mxfp8", "quant.fakequant_nvfp4"),
 }
 
