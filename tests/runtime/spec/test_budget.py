@@ -146,6 +146,16 @@ def test_costs_outlive_the_process_and_a_spoilt_file_is_measured_anew(tmp_path: 
     assert CostTable(path).seconds(8, 2) is None
 
 
+def test_batch_sizes_lend_each_other_their_costs() -> None:
+    table = CostTable()
+    for _ in range(LEAST_SAMPLES):
+        table.note(4, 0, 0.4)
+        table.note(8, 0, 0.4)
+    assert table.is_known(6, 0) and not table.is_known(16, 0) and not table.is_known(6, 2)
+    seconds = table.seconds(6, 0)
+    assert seconds is not None and 6 * 0.05 < seconds < 6 * 0.1
+
+
 def test_a_hiccup_hardly_moves_a_cost() -> None:
     table = CostTable()
     for seconds in (0.1, 0.1, 0.1, 60.0):

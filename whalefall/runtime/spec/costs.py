@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from whalefall.observe.log import get_logger
@@ -22,6 +22,8 @@ log = get_logger(__name__)
 NUM_LEVELS = 10
 """Drafts verified per step in tenths of all that could be; level 0 neither verifies nor drafts."""
 LEAST_SAMPLES = 3
+NEAR_CELLS = 3
+"""Batch sizes within a factor of about two lend each other their costs."""
 SAVE_EVERY_S = 30.0
 _GAIN = 0.1
 _FORMAT = 1
@@ -50,26 +52,25 @@ class CostTable:
             self.save()
 
     def is_known(self, num_requests: int, level: int) -> bool:
-        return self._cells.get((_cell(num_requests), level), (0.0, 0))[1] >= LEAST_SAMPLES
+        """Measured, for so many requests or for somewhat fewer and somewhat more."""
+        return self._each(_cell(num_requests), level) is not None
 
     def seconds(self, num_requests: int, level: int) -> float | None:
         """Of a step; between measured levels on the line through them. None where nothing near was measured."""
         cell = _cell(num_requests)
-        known = {at: mean for (c, at), (mean, count) in self._cells.items() if c == cell and count >= LEAST_SAMPLES}
-        if level in known:
-            return known[level] * num_requests
-        if level == 0:
-            return None
-        known.pop(0, None)  # without drafting: no neighbour of level 1
-        if not known:
-            return None
-        below, above = max((at for at in known if at < level), default=None), min((at for at in known if at > level), default=None)
-        if below is None or above is None:
-            nearest = below if below is not None else above
-            assert nearest is not None
-            return known[nearest] * num_requests
-        share = (level - below) / (above - below)
-        return (known[below] * (1 - share) + known[above] * share) * num_requests
+        each = self._each(cell, level)
+        if each is None and level > 0:  # without drafting: no neighbour of level 1
+            known = {at: mean for at in range(1, NUM_LEVELS + 1) if (mean := self._each(cell, at)) is not None}
+            each = _on_line(known, level)
+            if each is None and known:
+                each = known[min(known, key=lambda at: abs(at - level))]
+        return None if each is None else each * num_requests
+
+    def _each(self, cell: int, level: int) -> float | None:
+        """Seconds per request, from this cell or from one below and one above it."""
+        near = range(cell - NEAR_CELLS, cell + NEAR_CELLS + 1)
+        known = {at: self._cells[at, level][0] for at in near if self._cells.get((at, level), (0.0, 0))[1] >= LEAST_SAMPLES}
+        return _on_line(known, cell)
 
     def save(self) -> None:
         """Write the file, whole or not at all. A full or read-only disk costs the memory of it, nothing else."""
@@ -93,6 +94,17 @@ class CostTable:
                 self._cells = {(int(c), int(level)): (float(mean), int(count)) for c, level, mean, count in read["cells"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is not a table of costs and is measured anew: %s", path, error)
+
+
+def _on_line(known: Mapping[int, float], at: int) -> float | None:
+    """What is known there, or on the line between the nearest on either side; None with no neighbour on one side."""
+    if at in known:
+        return known[at]
+    below, above = max((k for k in known if k < at), default=None), min((k for k in known if k > at), default=None)
+    if below is None or above is None:
+        return None
+    share = (at - below) / (above - below)
+    return known[below] * (1 - share) + known[above] * share
 
 
 def _cell(num_requests: int) -> int:
