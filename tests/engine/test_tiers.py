@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.engine.test_resolve import CPU, GPU, MODEL, USER, problems
 from whalefall import LLM, RequestOutput, SamplingParams
@@ -299,6 +302,39 @@ def test_device_memory_does_not_depend_on_the_host_tier() -> None:
     without, with_host = (resolve(replace(USER, host_cache_bytes=size), MODEL, device) for size in (None, 400 * GIB))
     assert without.memory == with_host.memory and without.tiers is None and with_host.tiers is not None
     assert with_host.tiers.host_bytes <= 400 * GIB
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest tensor that any operation gave."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.num_bytes = max([self.num_bytes, *sizes])
+        return result
+
+
+def test_scratch_of_a_full_context_does_not_grow_with_a_full_host_tier() -> None:
+    """Case D11, run: a host pool of four times the device's, both filled, then a prompt of the whole context."""
+    with LLM(WHALE, **OPTIONS | {"block_size": 8}) as llm:
+        memory, record_bytes = llm.config.memory, llm.config.memory.block_bytes
+    num_blocks = 20
+    options = OPTIONS | {"block_size": 8, "kv_cache_memory_bytes": memory.num_slots * memory.slot_bytes + num_blocks * memory.block_bytes}
+    largest = []
+    for host_bytes in (None, 4 * num_blocks * (record_bytes + 1_024)):
+        with LLM(WHALE, **options, host_cache_bytes=host_bytes) as llm:
+            for number in range(10):
+                ask(llm, [3 + (number * 17 + i * i) % 200 for i in range(100)])
+            if llm.core.scheduler.tiers is not None:
+                book = llm.core.scheduler.tiers.book
+                assert book.num_listed >= 0.9 * book.num_rows >= 3 * num_blocks
+            with LargestTensor() as seen:
+                output = ask(llm, [5 + (i * i) % 190 for i in range(127)], replace(GREEDY, max_tokens=1))
+            assert len(output.outputs[0].token_ids) == 1
+            largest.append(seen.num_bytes)
+    assert largest[0] == largest[1] > 0
 
 
 def test_tier_options_that_cannot_be_are_told() -> None:
