@@ -63,6 +63,7 @@ class Engine:
         drafter: Drafter | None = None,
         num_drafts: int = 0,
         acceptance: Acceptance = "exact",
+        is_adaptive: bool = False,
         grammars: GrammarStore | None = None,
     ) -> None:
         spec = spec or DEFINITION.cache_spec(CONFIG, toy_context(), BLOCK_TOKENS)
@@ -78,7 +79,7 @@ class Engine:
             ),
             grammars,
             drafter=drafter,
-            speculation=SpecConfig(num_drafts=num_drafts, acceptance=acceptance) if drafter is not None else None,
+            speculation=SpecConfig(num_drafts=num_drafts, acceptance=acceptance, is_adaptive=is_adaptive) if drafter is not None else None,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
