@@ -159,17 +159,21 @@ def sweep(tokens: tuple[int, ...]) -> Iterator[Row]:
     from whalefall.kernels.moe import triton_experts as twin
 
     table, s = twin.SHAPES, twin.Shape
-    few_up = [s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 16, 256, 4, 4), s(8, 32, 256, 2, 3), s(8, 32, 512, 4, 3), s(8, 32, 512, 8, 3)]
-    few_down = [s(8, 32, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 64, 256, 8, 4), s(8, 32, 256, 2, 4), s(8, 128, 256, 8, 3)]
-    many_up = [s(64, 64, 128, 4, 3), s(64, 128, 64, 8, 4), s(64, 128, 64, 4, 3), s(64, 128, 128, 8, 3), s(64, 64, 64, 4, 3)]
-    many_down = [s(64, 64, 128, 4, 4), s(64, 128, 128, 4, 3), s(64, 128, 128, 8, 3), s(64, 256, 64, 8, 3), s(64, 64, 64, 4, 5)]
+    few_up = [s(8, 32, 256, 4, 3), s(8, 32, 256, 4, 4), s(8, 16, 256, 4, 4), s(8, 64, 256, 8, 3), s(8, 32, 512, 8, 3), s(8, 32, 512, 16, 3)]
+    few_down = [s(8, 64, 256, 4, 4), s(8, 64, 256, 4, 3), s(8, 32, 256, 4, 4), s(8, 64, 256, 8, 3), s(8, 128, 256, 8, 3)]
+    many_up = [s(64, 64, 128, 4, 3), s(64, 64, 64, 4, 4), s(64, 128, 64, 8, 4), s(64, 128, 128, 8, 3)]
+    many_down = [s(64, 64, 128, 4, 4), s(64, 128, 64, 4, 4), s(64, 128, 128, 8, 3), s(64, 256, 64, 8, 3)]
+    wide_up = [s(128, 64, 64, 4, 3), s(128, 128, 64, 8, 3), s(128, 64, 128, 4, 2)]
+    wide_down = [s(128, 128, 64, 4, 4), s(128, 64, 128, 4, 3), s(128, 64, 64, 4, 4)]
     for t in (t for t in tokens if t in (1, 8, 64, 256, 2048, 8192)):
         (row,) = experts((t,))
         is_few, (up, down) = twin.shapes_for(t * PER_TOKEN, EXPERTS)
         ups, downs = (few_up, few_down) if is_few else (many_up, many_down)
-        whole = [(s(128, 64, 64, 4, 3), s(128, 128, 64, 8, 4)), (s(128, 128, 64, 8, 3), s(128, 128, 64, 4, 4))]
-        pairs = [(up, down), *((u, down) for u in ups), *((up, d) for d in downs), *([] if is_few else whole)]
-        for pair in (p for p in pairs if p[0].tokens == p[1].tokens):
+        if is_few:
+            pairs = [(up, down), *((u, down) for u in ups), *((up, d) for d in downs)]
+        else:
+            pairs = [(up, down), *zip(ups, downs), *zip(wide_up, wide_down)]
+        for pair in pairs:
             twin.SHAPES = ((math.inf, is_few, *pair),)
             shape = f"up {_cut(pair[0])} down {_cut(pair[1])}"
             yield Row("experts_mxfp4", shape, t, row.op, list(row.sets), row.num_bytes, row.flops, checks=False)

@@ -36,10 +36,9 @@ class Shape:
 
 
 SHAPES = (
-    (5, True, Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)),
-    (12, True, Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3)),
-    (24, False, Shape(32, 64, 128, 4, 4), Shape(32, 64, 128, 4, 4)),
-    (200, False, Shape(64, 64, 64, 4, 4), Shape(64, 128, 64, 4, 4)),
+    (5, True, Shape(8, 32, 256, 8, 4), Shape(8, 64, 256, 8, 4)),
+    (12, True, Shape(16, 32, 256, 8, 3), Shape(16, 32, 256, 4, 4)),
+    (40, False, Shape(64, 64, 128, 4, 3), Shape(64, 128, 64, 4, 4)),
     (math.inf, False, Shape(128, 64, 64, 4, 4), Shape(128, 128, 64, 8, 4)),
 )
 """Up to this mean number of rows an expert, were they spread evenly: whether that is few, gate/up, down."""
@@ -126,7 +125,7 @@ def _experts(
         return out_TH
     w13, w2 = (packed13[0].view(torch.uint8), packed13[1]), (packed2[0].view(torch.uint8), packed2[1])
     is_few, (up, down) = shapes_for(num_pairs, num_experts)
-    order = order_by_expert(x_TH, expert_TA, num_experts, up.tokens)
+    order = order_by_expert(x_TH, expert_TA, num_experts, up.tokens, in_places=not is_few)
     # Of few rows an expert the sums are kept whole; of many they are half the bytes.
     y_RH = torch.empty(num_pairs, hidden, dtype=torch.float32 if is_few else x_TH.dtype, device=x_TH.device)
     _run(order, is_few, up, down, w13, w2, limit, expert_TA.shape[1], y_RH)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from whalefall.kernels.moe.triton_order import places
 from whalefall.kernels.quant.unpack import SCALED_RESTORE, e2m1_factor, unpack_e2m1_scaled
 from whalefall.kernels.triton_math import dot, narrow
 
@@ -25,6 +26,8 @@ def _largest_scale(scale_ptr, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _unpack(raw, scale_raw, largest, N: tl.constexpr, G: tl.constexpr):
+    # Within a group, bytes take the places in which the matrix units want them: four neighbours in memory go to one thread.
+    raw = tl.reshape(tl.trans(tl.reshape(raw, (N, G, 4, 2, 2)), 0, 1, 3, 2, 4), (N, G * 16))
     factor = e2m1_factor(scale_raw.to(tl.int32) - largest[:, None])
     return unpack_e2m1_scaled(raw, tl.reshape(tl.broadcast_to(factor[:, :, None], (N, G, 16)), (N, G * 16)))
 
@@ -59,14 +62,44 @@ def up_many(
     expert = tl.load(tiles_ptr + tile * 3)
     if expert < 0:
         return
-    end = tl.load(tiles_ptr + tile * 3 + 2)
-    row = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, BLOCK_T)
+    begin, end = tl.load(tiles_ptr + tile * 3 + 1), tl.load(tiles_ptr + tile * 3 + 2)
+    w_ptr += expert.to(tl.int64) * (INNER * HIDDEN)
+    scale_ptr += expert.to(tl.int64) * (2 * INNER * (HIDDEN // 32))
+    # The last tile of an expert is often less than half full; then half a tile does.
+    if end - begin <= BLOCK_T // 2:
+        _up_tile(x_ptr, factor_ptr, w_ptr, scale_ptr, inner_ptr, pair_ptr, begin, end, limit, inner_factor, INNER, HIDDEN, PER_TOKEN,
+                 BLOCK_T // 2, BLOCK_N, GROUPS, ALL_GROUPS)  # fmt: skip
+    else:
+        _up_tile(x_ptr, factor_ptr, w_ptr, scale_ptr, inner_ptr, pair_ptr, begin, end, limit, inner_factor, INNER, HIDDEN, PER_TOKEN,
+                 BLOCK_T, BLOCK_N, GROUPS, ALL_GROUPS)  # fmt: skip
+
+
+@triton.jit
+def _up_tile(
+    x_ptr,
+    factor_ptr,
+    w_ptr,
+    scale_ptr,
+    inner_ptr,
+    pair_ptr,
+    begin,
+    end,
+    limit,
+    inner_factor,
+    INNER: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ALL_GROUPS: tl.constexpr,
+):
+    row = begin + tl.arange(0, BLOCK_T)
     is_row = row < end
     token = tl.load(pair_ptr + row, mask=is_row, other=0) // PER_TOKEN
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     byte = tl.arange(0, 16 * GROUPS)
-    w = w_ptr + expert.to(tl.int64) * (INNER * HIDDEN) + n[:, None] * (HIDDEN // 2) + byte[None, :]
-    scale_ptr += expert.to(tl.int64) * (2 * INNER * (HIDDEN // 32))
+    w = w_ptr + n[:, None] * (HIDDEN // 2) + byte[None, :]
     gate_largest = _largest_scale(scale_ptr, n, HIDDEN, ALL_GROUPS)
     up_largest = _largest_scale(scale_ptr, n + INNER, HIDDEN, ALL_GROUPS)
     scale = scale_ptr + n[:, None] * (HIDDEN // 32) + tl.arange(0, GROUPS)[None, :]
@@ -98,7 +131,7 @@ def up_many(
     gate = tl.minimum(_restore(gate, gate_largest) * factor, limit)
     up = tl.minimum(tl.maximum(_restore(up, up_largest) * factor, -limit), limit)
     inner = gate / (1.0 + tl.exp(-gate)) * up * inner_factor
-    to = inner_ptr + row[None, :].to(tl.int64) * INNER + ((n % 2) * (INNER // 2) + n // 2)[:, None]
+    to = inner_ptr + row[None, :].to(tl.int64) * INNER + ((n % 2) * (INNER // 2) + places(n // 2))[:, None]
     tl.store(to, inner.to(tl.float16), mask=is_row[None, :])
 
 
@@ -123,14 +156,40 @@ def down_many(
     expert = tl.load(tiles_ptr + tile * 3)
     if expert < 0:
         return
-    end = tl.load(tiles_ptr + tile * 3 + 2)
-    row = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, BLOCK_T)
+    begin, end = tl.load(tiles_ptr + tile * 3 + 1), tl.load(tiles_ptr + tile * 3 + 2)
+    w_ptr += expert.to(tl.int64) * (HIDDEN * (INNER // 2))
+    scale_ptr += expert.to(tl.int64) * (HIDDEN * (INNER // 32))
+    if end - begin <= BLOCK_T // 2:
+        _down_tile(inner_ptr, w_ptr, scale_ptr, y_ptr, pair_ptr, begin, end, inner_factor, INNER, HIDDEN,
+                   BLOCK_T // 2, BLOCK_N, GROUPS, ALL_GROUPS)  # fmt: skip
+    else:
+        _down_tile(inner_ptr, w_ptr, scale_ptr, y_ptr, pair_ptr, begin, end, inner_factor, INNER, HIDDEN,
+                   BLOCK_T, BLOCK_N, GROUPS, ALL_GROUPS)  # fmt: skip
+
+
+@triton.jit
+def _down_tile(
+    inner_ptr,
+    w_ptr,
+    scale_ptr,
+    y_ptr,
+    pair_ptr,
+    begin,
+    end,
+    inner_factor,
+    INNER: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ALL_GROUPS: tl.constexpr,
+):
+    row = begin + tl.arange(0, BLOCK_T)
     is_row = row < end
     pair = tl.load(pair_ptr + row, mask=is_row, other=0)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     byte = tl.arange(0, 16 * GROUPS)
-    w = w_ptr + expert.to(tl.int64) * (HIDDEN * (INNER // 2)) + n[:, None] * (INNER // 2) + byte[None, :]
-    scale_ptr += expert.to(tl.int64) * (HIDDEN * (INNER // 32))
+    w = w_ptr + n[:, None] * (INNER // 2) + byte[None, :]
     largest = _largest_scale(scale_ptr, n, INNER, ALL_GROUPS)
     scale = scale_ptr + n[:, None] * (INNER // 32) + tl.arange(0, GROUPS)[None, :]
     inner = inner_ptr + row[None, :].to(tl.int64) * INNER + byte[:, None]

@@ -31,13 +31,19 @@ class Order:
     """What undoes that power of two; float32."""
 
 
+@triton.jit
+def places(byte):
+    """Where many-row products want the columns of a packed byte: of 16 bytes, byte 4 t + 2 h + l at place 8 h + 2 t + l."""
+    return byte // 16 * 16 + byte // 2 % 2 * 8 + byte // 4 % 4 * 2 + byte % 2
+
+
 def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     """The most tiles that the pairs can make, however they fall."""
     return min(num_pairs, num_experts + num_pairs // tile)
 
 
-def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int) -> Order:
-    """Needs an even H and unit column strides.
+def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int, *, in_places: bool) -> Order:
+    """Needs an H of whole groups of 32 and unit column strides; `in_places` orders the columns of a group by `places`.
 
     Each token is brought to magnitudes below 2**15: as float16 nothing overflows, and all that is not tiny beside the token's largest value
     keeps more digits than bfloat16 had.
@@ -65,6 +71,7 @@ def order_by_expert(x_TH: Tensor, expert_TA: Tensor, num_experts: int, tile: int
         BLOCK=block,
         HIDDEN=hidden,
         COLUMNS=min(2048, triton.next_power_of_2(hidden)),
+        IN_PLACES=in_places,
         num_warps=4 if block <= 1024 else 8,
     )
     return Order(pair_R, tiles_X3, x_T2h, factor_T)
@@ -94,6 +101,7 @@ def _order_kernel(
     BLOCK: tl.constexpr,
     HIDDEN: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IN_PLACES: tl.constexpr,
 ):
     """One program per expert. Each counts all experts for itself: nobody waits for anybody."""
     mine = tl.program_id(0)
@@ -130,11 +138,11 @@ def _order_kernel(
 
     for token in range(mine, tokens, NUM_EXPERTS):
         token_wide = tl.zeros((1,), tl.int64) + token
-        _split_row(x_ptr + token_wide * x_stride, split_ptr + token_wide * HIDDEN, factor_ptr + token_wide, HIDDEN, COLUMNS)
+        _split_row(x_ptr + token_wide * x_stride, split_ptr + token_wide * HIDDEN, factor_ptr + token_wide, HIDDEN, COLUMNS, IN_PLACES)
 
 
 @triton.jit
-def _split_row(x_ptr, split_ptr, factor_ptr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr):
+def _split_row(x_ptr, split_ptr, factor_ptr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, IN_PLACES: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     half = tl.arange(0, COLUMNS // 2)
     size = tl.zeros((COLUMNS,), tl.float32)
@@ -147,6 +155,6 @@ def _split_row(x_ptr, split_ptr, factor_ptr, HIDDEN: tl.constexpr, COLUMNS: tl.c
     for first in range(0, HIDDEN, COLUMNS):
         x = tl.load(x_ptr + first + column, mask=first + column < HIDDEN, other=0.0).to(tl.float32) * power_of_two(exponent)
         even, odd = tl.split(tl.reshape(x.to(tl.float16), (COLUMNS // 2, 2)))
-        to = split_ptr + first // 2 + half
+        to = split_ptr + first // 2 + (places(half) if IN_PLACES else half)
         tl.store(to, even, mask=first // 2 + half < HIDDEN // 2)
         tl.store(to + HIDDEN // 2, odd, mask=first // 2 + half < HIDDEN // 2)
