@@ -127,6 +127,18 @@ class CacheLife(RuleBasedStateMachine):
             self.manager.forget(chain)
             assert self.manager.match(chain, 10**6) == []
 
+    @rule(reservation=held, share=st.floats(0, 1))
+    def forget_the_end(self, reservation: Reservation, share: float) -> None:
+        """Of a sequence, and all that hangs on it; what stands before stays."""
+        if reservation in self.live:
+            manager, chain = self.manager, self.manager.chain(self.live[reservation])
+            path = manager.index.match(chain.keys, 10**6)
+            num_left = int(share * len(path))
+            nodes, freed = manager.index.forget(path[num_left:])
+            manager._pool.release(freed)
+            manager._note_removed(nodes)
+            assert manager.index.match(chain.keys, 10**6) == path[:num_left]
+
     @rule()
     def reset(self) -> None:
         self.manager.reset()
@@ -227,3 +239,16 @@ def test_idle_queue_does_not_grow_with_the_hits() -> None:
     assert manager.num_cached_blocks == 4
     assert len(manager.index._queue) <= 4 + MAX_OUTDATED
     manager.check()
+
+
+def test_what_a_fault_leaves_of_a_fork_goes_before_the_sequence_it_forks_off_from() -> None:
+    manager = CacheManager(9, 1, 2)
+    publish(manager, [1, 2, 3, 4])
+    publish(manager, [1, 2, 5, 6, 7])
+    path = manager.index.match(manager.chain([1, 2, 5, 6, 7]).keys, 5)
+    _, freed = manager.index.forget(path[4:])
+    manager.give_back(freed)
+    manager.check()
+
+    assert [node.block_id for node in manager.index.evict(2)] == [4, 3]
+    assert manager.index.evict(4) == path[3::-1]

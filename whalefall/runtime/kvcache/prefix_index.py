@@ -351,7 +351,8 @@ class PrefixIndex:
         run.idle = [(end, since) for end, since in run.idle if end <= num_left]
         if cut and num_left > _floor(run, 0):
             run.idle.insert(0, (num_left, cut[-1]))
-            self._queue = deque(sorted([*self._queue, (run, num_left, cut[-1])], key=lambda entry: entry[2]))
+            # Of equal age the run that it forks off from has an entry too, which must stay behind.
+            self._queue = deque(sorted([(run, num_left, cut[-1]), *self._queue], key=lambda entry: entry[2]))
         return freed
 
     def _order_of_eviction(self) -> list[Node]:
