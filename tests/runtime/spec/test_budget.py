@@ -156,8 +156,8 @@ def test_batch_sizes_lend_each_other_their_costs() -> None:
     assert seconds is not None and 6 * 0.05 < seconds < 6 * 0.1
 
 
-def test_a_hiccup_hardly_moves_a_cost() -> None:
+def test_a_hiccup_hardly_moves_a_cost_and_a_pause_not_at_all() -> None:
     table = CostTable()
-    for seconds in (0.1, 0.1, 0.1, 60.0):
+    for seconds in (0.1, 0.1, 0.1, 0.7, 60.0):
         table.note(1, 0, seconds)
     assert table.seconds(1, 0) == pytest.approx(0.12)

@@ -24,6 +24,8 @@ NUM_LEVELS = 10
 LEAST_SAMPLES = 3
 NEAR_CELLS = 3
 """Batch sizes within a factor of about two lend each other their costs."""
+PAUSE = 8
+"""Times the usual cost: no step."""
 SAVE_EVERY_S = 30.0
 _GAIN = 0.1
 _FORMAT = 1
@@ -45,6 +47,8 @@ class CostTable:
         mean, count = self._cells.get(key, (each, 0))
         if count < LEAST_SAMPLES:
             mean = min(mean, each)
+        elif each > PAUSE * mean:
+            return  # the engine had nothing to do in between
         else:  # one hiccup of the machine must not turn the policy around
             mean += _GAIN * (min(each, 3 * mean) - mean)
         self._cells[key] = (mean, count + 1)
