@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import logging
 import tempfile
 import time
 import traceback
@@ -132,6 +133,7 @@ def main() -> None:
     if not file.exists():
         file.write_text(",".join(FIELDS) + "\n")
     table = Table(file, args.name)
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s %(message)s")
     begin = time.perf_counter()
     options = {"max_model_len": 135_168, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.92}
     llm = LLM(

@@ -70,6 +70,20 @@ def test_a_gpu_runs_bfloat16_one_step_ahead_with_a_spare_slot() -> None:
     assert resolved.async_scheduling and resolved.num_slots == resolved.max_num_seqs + 1
 
 
+def test_a_gpu_keeps_weights_packed_and_captures_what_can_be_captured() -> None:
+    capturable = replace(MODEL, is_capturable=True)
+    resolved = resolve(USER, capturable, GPU)
+    assert resolved.weights == "packed" and resolved.has_graphs and resolved.num_slots == resolved.max_num_seqs + 2
+    for user in (
+        replace(USER, enforce_eager=True),
+        replace(USER, deterministic=True),
+        replace(USER, dtype="float32"),
+        replace(USER, weights="dense"),
+    ):
+        assert not resolve(user, capturable, GPU).has_graphs
+    assert not resolve(USER, MODEL, GPU).has_graphs and not resolve(USER, capturable, CPU).has_graphs
+
+
 @pytest.mark.parametrize(
     ("elements", "dtype", "weights"),
     [(1e9, "float32", "dense"), (5e9, "float32", "packed"), (20e9, "bfloat16", "packed")],

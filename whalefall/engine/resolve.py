@@ -156,7 +156,8 @@ class _Resolver:
         is_ahead = self._pick(
             "async_scheduling", user.async_scheduling, device.kind == "cuda", "on a CPU a launch has finished when it returns"
         )
-        has_graphs = device.kind == "cuda" and model.is_capturable and not (user.enforce_eager or user.deterministic)
+        is_kernel_road = device.kind == "cuda" and dtype == "bfloat16" and weights == "packed"  # the references read counts on the host
+        has_graphs = is_kernel_road and model.is_capturable and not (user.enforce_eager or user.deterministic)
         # One step ahead, the slot of a request that has just ended is still in use; rows that fill up a graph need a slot of their own.
         num_slots_extra = int(is_ahead) + int(has_graphs)
         cache_bytes = self._cache_bytes(device, weights_bytes)
@@ -235,6 +236,8 @@ class _Resolver:
 
     def _weights(self, device: DeviceFacts, dtype: DtypeName) -> Literal["packed", "dense"]:
         wanted = None if self._user.weights == "auto" else self._user.weights
+        if device.kind == "cuda" and self._model.weights.packed_bytes(dtype) < self._model.weights.dense_bytes(dtype):
+            return self._pick("weights", wanted, "packed", "the kernels of a GPU read packed weights, which are fewer bytes")
         if self._model.weights.dense_bytes(dtype) <= COMFORTABLE_SHARE * device.free_bytes:
             return self._pick("weights", wanted, "dense", "they fit comfortably")
         return self._pick("weights", wanted, "packed", f"dense weights would take more than half of {device.free_bytes:,} bytes")

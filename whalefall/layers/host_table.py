@@ -7,6 +7,8 @@ device's address space, so a gather kernel reads exactly the rows it needs, with
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from typing import Any
 
 import torch
@@ -39,10 +41,13 @@ def pinned_view(table: Tensor, device: torch.device) -> Tensor:
     Raises:
         ConfigError: the host does not give so much pinned memory.
     """
-    # Not pin_memory(): its allocator rounds up to a power of two, which for a table of 94 GiB is 34 GiB too many.
-    host = torch.empty(table.numel() * table.element_size(), dtype=torch.uint8)
+    # Not pin_memory(): its allocator rounds up to a power of two, which for a table of 94 GiB is 34 GiB too many. Pages of its own, since
+    # what is pinned is whole pages, and no page can be pinned twice.
+    host = torch.frombuffer(mmap.mmap(-1, table.numel() * table.element_size()), dtype=torch.uint8)
     status = torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), _REGISTER_MAPPED)
     if int(status) != 0:
         raise ConfigError(f"the host does not pin {host.numel():,} bytes for a lookup table (CUDA error {int(status)})")
     host.copy_(table.contiguous().view(torch.uint8).view(-1))
-    return torch.as_tensor(_Bytes(host), device=device).view(table.dtype).view(table.shape)
+    held = _Bytes(host)
+    weakref.finalize(held, torch.cuda.cudart().cudaHostUnregister, host.data_ptr()).atexit = False  # the driver may be gone by then
+    return torch.as_tensor(held, device=device).view(table.dtype).view(table.shape)

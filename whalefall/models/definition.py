@@ -121,7 +121,8 @@ class ModelDefinition:
     weight_map_with_drafter: Callable[[Any], WeightMap] | None = None
     """As `weight_map`, with the tensors of the own drafter among those consumed; there when `own_drafter` is."""
     is_capturable: bool = False
-    """Whether a decode step's forward neither reads the device nor depends on what is there, so that it can be captured in a CUDA graph."""
+    """Whether a decode step's forward, in bfloat16 with packed weights, neither reads the device nor depends on what is there, so that it
+    can be captured in a CUDA graph."""
     draw: Callable[[str, TensorSpec, Any], Tensor] | None = None
     """(tensor name, what a checkpoint would hold, torch generator) -> a random tensor of realistic scale; see weights/random.py."""
     footprint: Callable[[Any, BuildContext], tuple[WeightKind, ...]] | None = None

@@ -83,7 +83,7 @@ def _product_kernel(
 
 @triton.jit
 def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+    return tl.div_rn(1.0, 1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -96,7 +96,7 @@ def _sinkhorn_kernel(
     is_share = share < shares
     line = part_ptr + (share.to(tl.int64) * tokens + token) * (num_rows + 1)
     squares = tl.sum(tl.load(line + num_rows, mask=is_share, other=0.0), 0)
-    inverse = 1.0 / tl.sqrt_rn(squares / length + eps)
+    inverse = tl.div_rn(1.0, tl.sqrt_rn(squares / length + eps))
     stream = tl.arange(0, STREAMS)
     few = line[:, None] + stream[None, :]
     pre = tl.sum(tl.load(few, mask=is_share[:, None], other=0.0), 0) * inverse

@@ -22,7 +22,7 @@ from whalefall.runtime.worker.model_runner import ModelRunner
 
 log = get_logger(__name__)
 
-ROW_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+ROW_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 SMALLEST_CONTEXT = 2048
 CONTEXT_STEP = 4
 """Bounds of the context are SMALLEST_CONTEXT times powers of this: the indexer's work grows with the bound, the number of graphs with
