@@ -117,6 +117,26 @@ def prefix(llm: LLM, table: Table) -> None:
               count=len(warm), note=f"cold {values[0][0]:.1f} ms; cached tokens {values[-1][1]}")  # fmt: skip
 
 
+def profile(llm: LLM, out: Path) -> None:
+    """Where a decode step and a prefill spend the device's time: kernels by total time, in a file each."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    for name, batch, length, tokens in (
+        ("decode1", 1, 64, 8),
+        ("decode64", 64, 64, 8),
+        ("decode256", 256, 16, 8),
+        ("prefill8k", 1, 8192, 1),
+    ):
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        prompts = [{"prompt_token_ids": p} for p in random_prompts(batch, length, llm.config.vocab_size, 9 + batch + length)]
+        with watch(activities=[ProfilerActivity.CUDA]) as seen:
+            llm.generate(prompts, params, use_tqdm=False)
+        (out / f"profile_{name}.txt").write_text(
+            seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=60)
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -147,6 +167,7 @@ def main() -> None:
         "prefill": lambda: [prefill(llm, table, n, 3 if n < 100_000 else 1) for n in args.lengths] and None,
         "mixed": lambda: mixed(llm, table),
         "prefix": lambda: prefix(llm, table),
+        "profile": lambda: profile(llm, args.out),
         "decode16k": lambda: decode(llm, table, 16_384, args.long_batches, args.steps),
     }
     for name in args.only:
