@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with FP8 tile weights on a GPU, in two forms chosen by the number of rows.
+"""Products with FP8 tile weights on a GPU, in three forms chosen by the number of rows.
 
 Few rows: the weights' bytes are what a product costs, so they go from memory to registers as stored and become bfloat16 there. The product
-stands on its side, out.T = w @ x.T, so that the weights' rows fill the matrix units' long edge. Where the weight has few rows, its columns
-are shared, so that enough loads are in flight: by the warps of a program for very few tokens, else by programs, of which the last one to
-finish a tile adds up the tile's sums in their order.
-Many rows: dequantise once, then the library's bfloat16 product; the pass over the weight is a few percent of it.
-Benchmark: benchmarks/kernels/gpu_k1.py.
+stands on its side, out.T = w @ x.T, so that the weights' rows fill the matrix units' long edge. Where the weight has few rows, the warps
+of a program share them by columns and add up at the end, so that enough loads are in flight.
+Some rows: `triton_fp8_wide`. Many rows: dequantise once, then the library's bfloat16 product; the pass over the weight is a few percent of
+it. Benchmark: benchmarks/kernels/gpu_k1.py.
 """
 
 from __future__ import annotations
@@ -19,51 +18,38 @@ import triton.language as tl
 from torch import Tensor
 
 from whalefall.kernels.gemm.reference import grouped_linear_fp8_tile, linear_fp8_tile
+from whalefall.kernels.gemm.triton_fp8_wide import linear_wide
 from whalefall.kernels.quant.reference import dequantize_fp8_tile
 from whalefall.kernels.quant.unpack import RESTORE, e4m3_factor, unpack_e4m3
 from whalefall.kernels.registry import Device
 from whalefall.kernels.triton_math import dot, narrow
 
+MAX_FEW_ROWS = 32
 MAX_STREAMED_ROWS = 512
 """Above, the product is bound by arithmetic and dequantising first pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a product is cut: tokens, weight rows, columns a step; warps and programs that share a row (parts, splits); warps, stages."""
+    """How a product is cut: tokens, weight rows, columns a step; parts of a row that warps share; warps and stages."""
 
     tokens: int
     rows: int
     columns: int
     parts: int
-    splits: int
     warps: int
     stages: int
 
 
 def shape_for(tokens: int, n: int, k: int) -> Shape:
-    block_t = next((size for size in (8, 16, 32, 64) if tokens <= size), 128)
-    if tokens <= 32 and n <= 8192:
-        parts = next(p for p in (4, 2, 1) if k % (128 * p) == 0)
-        columns = 256 if k % (256 * parts) == 0 and tokens <= 16 else 128
-        return Shape(block_t, 16, columns, parts, 1, parts, 4)
-    if tokens <= 32:
-        return Shape(block_t, 32, 256 if k % 256 == 0 else 128, 1, 1, 2, 4)
-    tiles, steps = (n // 64) * triton.cdiv(tokens, block_t), k // 128
-    splits = max((s for s in range(1, steps // 4 + 1) if steps % s == 0 and tiles * s <= 264), default=1)
-    return Shape(block_t, 64, 128, 1, splits, 4, 4)
-
-
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-_MAX_TILES = 264
-
-
-def _counters_on(device: torch.device) -> Tensor:
-    """int32 zeros, one set a stream: programs count there who is done with a tile, and the last one sets it back to zero."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    if (device, stream) not in _counters:
-        _counters[device, stream] = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-    return _counters[device, stream]
+    """For at most `MAX_FEW_ROWS` tokens and k of whole 128 columns."""
+    block_t = next(size for size in (8, 16, 32) if tokens <= size)
+    if n > 8192:
+        return Shape(block_t, 64, 128, 1, 4 if block_t == 8 else 2, 4 if block_t < 32 else 3)
+    if k % 1024 == 0 and block_t <= 16:
+        return Shape(block_t, 16, 128, 8, 8, 3)
+    parts, columns = next((p, c) for p, c in ((4, 128), (4, 64), (2, 64), (1, 64)) if k % (p * c) == 0 and (c == 64 or block_t == 8))
+    return Shape(block_t, 16, columns, parts, parts, 4)
 
 
 def _fits(x_TK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> bool:
@@ -100,19 +86,15 @@ def _launch(x: Tensor, w_NK: Tensor, scale_nk: Tensor, out_TN: Tensor, groups: i
     (tokens, n), k = out_TN.shape, w_NK.shape[1]
     if not tokens:
         return
+    if tokens > MAX_FEW_ROWS:
+        linear_wide(x, w_NK, scale_nk, out_TN, groups, token_stride, group_stride)
+        return
     shape = shape_for(tokens, n, k)
-    grid = (n // shape.rows, triton.cdiv(tokens, shape.tokens), shape.splits)
-    sums = counters = None
-    if shape.splits > 1:
-        sums = torch.empty(grid[0] * grid[1], shape.splits, shape.rows, shape.tokens, dtype=torch.float32, device=x.device)
-        counters = _counters_on(x.device)
-    _linear_kernel[grid](
+    _linear_kernel[(n // shape.rows, triton.cdiv(tokens, shape.tokens))](
         x,
         w_NK.view(torch.uint8),
         scale_nk,
         out_TN,
-        sums,
-        counters,
         tokens,
         token_stride,
         group_stride,
@@ -123,7 +105,6 @@ def _launch(x: Tensor, w_NK: Tensor, scale_nk: Tensor, out_TN: Tensor, groups: i
         BLOCK_N=shape.rows,
         BLOCK_K=shape.columns,
         PARTS=shape.parts,
-        SPLITS=shape.splits,
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
@@ -135,8 +116,6 @@ def _linear_kernel(
     w_ptr,
     scale_ptr,
     out_ptr,
-    sums_ptr,
-    counters_ptr,
     tokens,
     token_stride,
     group_stride,
@@ -147,7 +126,6 @@ def _linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
     """out[token, n] = sum over k of w[n, k] x[token, n // GROUP_ROWS, k]; all of a program's n are of one group."""
     TILES: tl.constexpr = (BLOCK_N + 31) // 32
@@ -161,12 +139,11 @@ def _linear_kernel(
     tile_column = tl.arange(0, BLOCK_K // 32)
     x_ptr += (first_n // GROUP_ROWS) * group_stride
     if PARTS == 1:
-        first_k = tl.program_id(2) * (K // SPLITS)
-        w = w_ptr + n[:, None].to(tl.int64) * K + (first_k + column)[None, :]
-        scale = scale_ptr + tile_row[:, None] * (K // 32) + (first_k // 32 + tile_column)[None, :]
-        x = x_ptr + token[None, :].to(tl.int64) * token_stride + (first_k + column)[:, None]
+        w = w_ptr + n[:, None].to(tl.int64) * K + column[None, :]
+        scale = scale_ptr + tile_row[:, None] * (K // 32) + tile_column[None, :]
+        x = x_ptr + token[None, :].to(tl.int64) * token_stride + column[:, None]
         out = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-        for _ in range(K // (SPLITS * BLOCK_K)):
+        for _ in range(K // BLOCK_K):
             raw = tl.load(w)
             factor = e4m3_factor(tl.load(scale))
             x_tile = tl.load(x, mask=is_token[None, :], other=0.0)
@@ -193,18 +170,4 @@ def _linear_kernel(
             x += BLOCK_K
         out = tl.sum(sums, 0)
     to = out_ptr + token[None, :].to(tl.int64) * N + n[:, None]
-    if SPLITS == 1:
-        tl.store(to, narrow(out * RESTORE, out_ptr.dtype.element_ty), mask=is_token[None, :])
-    else:
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        sums_ptr += tile * (SPLITS * BLOCK_N * BLOCK_T)
-        tl.store(sums_ptr + tl.program_id(2) * (BLOCK_N * BLOCK_T) + place, out)
-        tl.debug_barrier()  # all of this program's sums stand before it is counted
-        num_done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
-        if num_done == SPLITS - 1:
-            total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-            for split in range(SPLITS):
-                total += tl.load(sums_ptr + split * (BLOCK_N * BLOCK_T) + place, cache_modifier=".cg")
-            tl.store(to, narrow(total * RESTORE, out_ptr.dtype.element_ty), mask=is_token[None, :])
-            tl.store(counters_ptr + tile, 0)
+    tl.store(to, narrow(out * RESTORE, out_ptr.dtype.element_ty), mask=is_token[None, :])

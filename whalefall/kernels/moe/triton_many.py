@@ -11,8 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from whalefall.kernels.moe.triton_order import places
-from whalefall.kernels.quant.unpack import SCALED_RESTORE, e2m1_factor, unpack_e2m1_scaled
+from whalefall.kernels.quant.unpack import SCALED_RESTORE, e2m1_factor, in_places, places, unpack_e2m1_scaled
 from whalefall.kernels.triton_math import dot, narrow
 
 
@@ -26,10 +25,8 @@ def _largest_scale(scale_ptr, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _unpack(raw, scale_raw, largest, N: tl.constexpr, G: tl.constexpr):
-    # Within a group, bytes take the places in which the matrix units want them: four neighbours in memory go to one thread.
-    raw = tl.reshape(tl.trans(tl.reshape(raw, (N, G, 4, 2, 2)), 0, 1, 3, 2, 4), (N, G * 16))
     factor = e2m1_factor(scale_raw.to(tl.int32) - largest[:, None])
-    return unpack_e2m1_scaled(raw, tl.reshape(tl.broadcast_to(factor[:, :, None], (N, G, 16)), (N, G * 16)))
+    return unpack_e2m1_scaled(in_places(raw, N, G), tl.reshape(tl.broadcast_to(factor[:, :, None], (N, G, 16)), (N, G * 16)))
 
 
 @triton.jit

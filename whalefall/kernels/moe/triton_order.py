@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whalefall.kernels.quant.unpack import places
 from whalefall.kernels.triton_math import power_of_two
 
 
@@ -29,12 +30,6 @@ class Order:
     """The activations with even columns first, float16 [T, 2, H / 2], times a power of two for each token."""
     factor_T: Tensor
     """What undoes that power of two; float32."""
-
-
-@triton.jit
-def places(byte):
-    """Where many-row products want the columns of a packed byte: of 16 bytes, byte 4 t + 2 h + l at place 8 h + 2 t + l."""
-    return byte // 16 * 16 + byte // 2 % 2 * 8 + byte // 4 % 4 * 2 + byte % 2
 
 
 def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
