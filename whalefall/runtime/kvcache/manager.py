@@ -179,7 +179,7 @@ class CacheManager:
         """A slot and blocks for positions [0, num_tokens), the first of them adopted; None (and no change) when there are not enough."""
         num_new = self.blocks_for(num_tokens) - len(hit)
         num_idle = self.index.num_idle_before(hit[-1]) if hit else 0
-        if not self.has_room(num_new + num_idle):
+        if not self._free_slots or num_new + num_idle > self.num_free_blocks:
             return None
         if hit:
             self.index.hold(hit[-1])  # before blocks are taken: they must not be evicted for their own tail

@@ -224,36 +224,40 @@ class PrefixIndex:
             run = Run(parent)  # which holds the parent from now on
         else:
             _end_hold(run.ends, len(run.nodes))
-        first, num_known = len(run.nodes), len(self.nodes)
-        fresh = [Node(key, block_id, run, index) for index, (key, block_id) in enumerate(zip(keys, block_ids, strict=True), first)]
-        self.nodes.update(zip(keys, fresh))
+        fresh: list[Node] = []
+        count, num_known = len(run.nodes), len(self.nodes)
+        for key, block_id in zip(keys, block_ids):
+            self.nodes[key] = node = Node(key, block_id, run, count)
+            fresh.append(node)
+            count += 1
         assert len(self.nodes) == num_known + len(keys), "a key is published already"
         run.nodes += fresh
-        run.num_listed = run.num_held = count = len(run.nodes)
+        run.num_listed = run.num_held = count
         run.ends[count] = 1
         return fresh
 
     def evict(self, count: int) -> list[Node]:
         """Forget the blocks that have been idle longest; their memory is the caller's, who has looked at `num_idle`."""
         evicted: list[Node] = []
-        while len(evicted) < count:
-            run, end, since = self._queue.popleft()
-            if not _counts(run, end, since):
-                continue
+        queue, nodes, left = self._queue, self.nodes, count
+        while left:
+            run, end, since = queue.popleft()
+            idle = run.idle
+            if end <= run.num_held or not idle or idle[0] != (end, since):
+                continue  # outdated
             floor = _floor(run)
-            first = max(floor, end - (count - len(evicted)))
-            gone = run.nodes[first:]
-            gone.reverse()
-            evicted += gone
-            del run.nodes[first:]
-            run.num_listed = first
-            if first > floor:
-                run.idle[0] = (first, since)
-                self._queue.appendleft((run, first, since))
+            while left and end > floor:
+                node = run.nodes.pop()
+                del nodes[node.key]
+                evicted.append(node)
+                end -= 1
+                left -= 1
+            run.num_listed = end
+            if end > floor:
+                idle[0] = (end, since)
+                queue.appendleft((run, end, since))
             else:
-                del run.idle[0]
-        for node in evicted:
-            del self.nodes[node.key]
+                del idle[0]
         self.num_idle -= count
         return evicted
 
@@ -400,8 +404,3 @@ def _end_hold(ends: dict[int, int], count: int) -> bool:
 def _floor(run: Run, at: int = 1) -> int:
     """Down to where the first of a run's idle entries reaches; `at`: the entry behind it."""
     return max(run.num_held, run.idle[at][0] if len(run.idle) > at else 0)
-
-
-def _counts(run: Run, end: int, since: int) -> bool:
-    """Whether an entry of the queue says what goes first of its run."""
-    return end > run.num_held and bool(run.idle) and run.idle[0] == (end, since)
