@@ -5,16 +5,19 @@ memory and on disk; bounded and exact replay.
 Win: every tier beats computing at every length of two blocks or more; host and disk stay within 1.5x of a hit on the device at 8,192.
 How: the same prompts, told apart by their first tokens. Host: the device's pool is too small for the others' blocks beside a prompt's own,
 so that they were evicted. Disk: a fresh engine on the directory that an earlier one filled (and the system's page cache; say so when you
-quote it). The median of some prompts per point; a suffix of 16 new tokens on every hit.
-Run: python -m benchmarks.cache_tiers [--model DIR] [--lengths 512,1024,2048,4096,8000] [--samples 3] [--svg docs/cache-tiers.svg]
+quote it). The median of some prompts per point; a suffix of 16 new tokens on every hit. Lengths beyond the model's positions are run with
+the same weights and a config that allows more: what a token costs does not depend on what it means, and the output says so.
+Run: OMP_NUM_THREADS=1 nice -n -20 python -m benchmarks.cache_tiers [--model DIR] [--lengths 512,...,16384] [--svg docs/cache-tiers.svg]
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import logging
 import math
+import os
 import statistics
 import subprocess
 import tempfile
@@ -28,7 +31,7 @@ import torch
 from whalefall import LLM, SamplingParams
 from whalefall.engine.embedded import embedded_model_dir
 
-COLUMNS = "commit,date,device,model,replay,tier,prompt_tokens,cached_tokens,ttft_median_ms,ttft_min_ms,ttft_max_ms"
+COLUMNS = "commit,date,device,load_1min,model,replay,tier,prompt_tokens,cached_tokens,ttft_median_ms,ttft_min_ms,ttft_max_ms"
 TIERS = ("cold", "device", "host", "disk")
 SUFFIX = 16
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
@@ -62,6 +65,21 @@ def asked(llm: LLM, prompt: Sequence[int], suffix: int) -> tuple[float, int]:
     start_s = time.perf_counter()
     (output,) = llm.generate(ids, ONE, use_tqdm=False)
     return time.perf_counter() - start_s, output.num_cached_tokens
+
+
+def stretched(model: Path, num_positions: int, folder: Path) -> tuple[Path, str]:
+    """The model, or one in `folder` of the same files with more positions; and what to call it."""
+    config = json.loads((model / "config.json").read_text())
+    text = config.get("text_config", config)
+    if text["max_position_embeddings"] >= num_positions:
+        return model, model.name
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    name = f"{model.name} with positions {text['max_position_embeddings']} -> {num_positions}"
+    text["max_position_embeddings"] = num_positions
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, name
 
 
 def settle(llm: LLM) -> None:
@@ -105,7 +123,7 @@ COLOURS = {"cold": "#8a8f98", "device": "#1b6ca8", "host": "#2a9d8f", "disk": "#
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 96, 44, 52
 
 
-def picture(points: Sequence[Point], replay: str, device: str) -> str:
+def picture(points: Sequence[Point], replay: str, name: str, device: str) -> str:
     """TTFT against prompt length as SVG, one line per tier, logarithmic both ways."""
     shown = [p for p in points if p.replay == replay]
     lengths = sorted({p.num_tokens for p in shown})
@@ -122,7 +140,7 @@ def picture(points: Sequence[Point], replay: str, device: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="24" font-size="15">Time to first token after a prefix hit, by tier ({replay} replay)</text>',
-        f'<text x="{LEFT}" y="{HEIGHT - 10}" fill="#555">prompt tokens; Krill, {device}; best of {num_samples}</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 10}" fill="#555">prompt tokens; {name.replace("->", "to")}, {device}; best of {num_samples}</text>',
         f'<text x="{LEFT - 8}" y="{TOP - 8}" text-anchor="end" fill="#555">ms</text>',
     ]
     for decade in range(round(math.log10(low)), round(math.log10(high)) + 1):
@@ -151,26 +169,32 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None)
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8000")
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--replays", default="bounded,exact")
     parser.add_argument("--svg", type=Path, default=None)
     args = parser.parse_args()
     logging.disable(logging.INFO)
-    model = args.model or embedded_model_dir()
+    lengths = [int(length) for length in args.lengths.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        model, name = stretched(args.model or embedded_model_dir(), max(lengths) + 64, Path(folder))
+        run(model, name, lengths, args)
+
+
+def run(model: Path, name: str, lengths: Sequence[int], args: argparse.Namespace) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     device = f"{torch.get_num_threads()} CPU thread(s)" if not torch.cuda.is_available() else torch.cuda.get_device_name()
     print(COLUMNS)
     points: list[Point] = []
     for replay in args.replays.split(","):
-        for length in map(int, args.lengths.split(",")):
+        for length in lengths:
             for p in measure(model, replay, length, args.samples):
                 points.append(p)
                 times = ",".join(f"{1e3 * value:.1f}" for value in (p.median_s, min(p.ttft_s), max(p.ttft_s)))
-                head = f"{commit},{datetime.date.today()},{device},{model.name},{p.replay},{p.tier}"
+                head = f"{commit},{datetime.date.today()},{device},{os.getloadavg()[0]:.1f},{name},{p.replay},{p.tier}"
                 print(f"{head},{p.num_tokens},{p.num_cached},{times}", flush=True)
     if args.svg is not None:
-        args.svg.write_text(picture(points, args.replays.split(",")[0], device), encoding="utf-8")
+        args.svg.write_text(picture(points, args.replays.split(",")[0], name, device), encoding="utf-8")
 
 
 if __name__ == "__main__":
