@@ -66,6 +66,17 @@ def test_it_comes_near_the_best_fixed_number_or_beats_it(num_requests: int, chan
     assert machine.run(1500) > 0.95 * best
 
 
+@pytest.mark.parametrize("num_requests", (1, 8))
+def test_a_noisy_clock_does_not_turn_it_round(num_requests: int) -> None:
+    """Steps of a fifth more or less; one request's round alone would often say that drafts do not pay."""
+    rng = np.random.default_rng(3)
+    best = max(Machine(num_requests, 0.6, launch_bound).run(600, fixed=k) for k in range(K + 1))
+    machine = Machine(num_requests, 0.6, lambda r, d, w: launch_bound(r, d, w) * float(np.exp(rng.normal(0, 0.2))))
+    machine.run(150)
+    assert machine.run(1200) > 0.93 * best
+    assert machine.budget.num_rested < 100
+
+
 def test_where_drafts_never_pay_it_rests_ever_longer_and_counts_that() -> None:
     machine = Machine(8, 0.1, row_bound)
     machine.run(400)

@@ -5,14 +5,14 @@ A step has R requests with up to K drafts each. Draft i of a request survives if
 drafter's confidences up to i says how likely that is. Two questions, answered from different knowledge:
 
     how many?   The number B that promises most tokens a second: (R + the B largest products) / cost of such a step.
-                The products are those of the round *before*; the cost is measured (costs.py).
+                The products are those of rounds *before*, few requests' smoothed over several; the cost is measured (costs.py).
     of whom?    The B largest products of the drafts *at hand*. Products fall along a request, so each gets a prefix of its drafts.
 
 Why this cannot bias what comes out. Rejection sampling is exact if whether draft i is looked at does not depend on what draft i (or a
 later one) is. Confidence i is computed before draft i is drawn, from the drafts before it: whether draft i is among the B largest depends
 on B, on products of this request up to i, and on those of other requests, whose drafts are independent of this one's. Its own later
 products are no larger than product i (ties go to the earlier draft), so they never push it out. B would see draft i if it were computed
-from the products at hand, whose later entries depend on draft i: so it comes from the round before, whose drafts have all been judged.
+from the products at hand, whose later entries depend on draft i: so it comes from rounds before, whose drafts have all been judged.
 The corrections learned from how earlier drafts fared, and the clock, know nothing of drafts at hand either. Under exact acceptance even
 that is not needed: there a draft stays only where it is what the target draws anyway.
 
@@ -35,9 +35,9 @@ IntArray = npt.NDArray[np.int64]
 FIRST_REST, LONGEST_REST = 24, 1024
 """Steps."""
 TRIAL = 6
-"""Steps with drafts after a rest."""
-MARGIN = 1.02
-"""Resting must promise so much more before it is done: the measurements are noisy."""
+"""Steps with drafts after a rest, at least; more for few requests, of whom a step tells less."""
+MARGIN, CLEAR = 1.02, 1.15
+"""Resting must promise so much more before it is done, the measurements being noisy; and so much to end a trial early."""
 LOOK_AROUND_EVERY = 40
 _GAIN = 0.03
 
@@ -64,11 +64,13 @@ class DraftBudget:
         """How often the draft at each place was accepted, drafters without confidences being judged by this alone."""
         self._predicted_K = self._survival_K.copy()
         """What the confidences said of the same drafts."""
-        self._stale: FloatArray | None = None
-        """Products of the round before, largest first, per request of that round."""
+        self._promise: FloatArray | None = None
+        """Accepted drafts to expect per request at each level, by the products of earlier rounds."""
+        self._advantage = 1.0
+        """Of the best number of drafts over none, smoothed: one request's round says little."""
         self._latest: _Step | None = None
         self._rest_left, self._next_rest, self._trial_left = 0, FIRST_REST, TRIAL
-        self._rest_requests = 0
+        self._rest_requests, self._trial_done = 0, 0
         self._num_steps = 0
 
     def products(self, confidence_RK: FloatArray | None, num_drafts_R: IntArray) -> FloatArray:
@@ -93,7 +95,7 @@ class DraftBudget:
         budget = self._budget(num_requests, level)
         counts_R = _largest(corrected_RK, min(at_hand, budget))
         if at_hand:
-            self._stale = np.sort(corrected_RK, axis=None)[::-1] / num_requests
+            self._look_at(corrected_RK)
         measured: int | None = None
         if is_decode and (not at_hand if resting else at_hand >= 0.9 * budget):
             measured = level
@@ -125,25 +127,29 @@ class DraftBudget:
     def _choose(self, num_requests: int, at_hand: int) -> tuple[int, bool]:
         """The level of this step, and whether drafting rests."""
         if self._rest_left and max(num_requests, self._rest_requests) > 1.7 * min(num_requests, self._rest_requests):
-            self._rest_left, self._trial_left = 0, TRIAL  # what was found holds for another load
+            self._begin_trial(num_requests)  # what was found holds for another load
         if self._rest_left:
             self._rest_left -= 1
             if not self._rest_left:
-                self._trial_left = TRIAL
+                self._begin_trial(num_requests)
             return 0, True
         levels = self._levels(num_requests)
         unknown = next((at for at in levels if not self._costs.is_known(num_requests, at) and self._is_measured_first(at, levels)), None)
-        if unknown is not None or self._stale is None:
+        if unknown is not None or self._promise is None or not at_hand:
             return unknown or NUM_LEVELS, False
         if not self._costs.is_known(num_requests, 0):
             return self._rest(num_requests, LEAST_SAMPLES + 1)
         best, rate = max(((level, self._rate(num_requests, level)) for level in levels), key=lambda pair: pair[1])
         idle_s = self._costs.seconds(num_requests, 0)
         assert idle_s is not None
-        self._trial_left = max(0, self._trial_left - 1)
-        if num_requests / idle_s > MARGIN * rate:
-            if self._trial_left:
+        if self._trial_left:
+            self._trial_left, self._trial_done = self._trial_left - 1, self._trial_done + 1
+        self._advantage += _weight(num_requests) * (rate * idle_s / num_requests - self._advantage)
+        if self._advantage * MARGIN < 1:
+            is_clear = self._trial_done >= TRIAL and self._advantage * CLEAR < 1
+            if self._trial_left and not is_clear:
                 return best, False
+            self._trial_left = 0
             length, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
             return self._rest(num_requests, length)
         if not self._trial_left:
@@ -156,6 +162,16 @@ class DraftBudget:
     def _rest(self, num_requests: int, length: int) -> tuple[int, bool]:
         self._rest_left, self._rest_requests = length, num_requests
         return 0, True
+
+    def _begin_trial(self, num_requests: int) -> None:
+        self._rest_left, self._trial_done, self._advantage = 0, 0, 1.0
+        self._trial_left = max(TRIAL, round(2 / _weight(num_requests)))
+
+    def _look_at(self, product_RK: FloatArray) -> None:
+        num_requests = len(product_RK)
+        summed = np.concatenate(([0.0], np.cumsum(np.sort(product_RK, axis=None)[::-1]))) / num_requests
+        fresh = summed[[self._budget(num_requests, level) for level in range(NUM_LEVELS + 1)]]
+        self._promise = fresh if self._promise is None else self._promise + _weight(num_requests) * (fresh - self._promise)
 
     def _budget(self, num_requests: int, level: int) -> int:
         return -(-level * num_requests * self._num_drafts // NUM_LEVELS)
@@ -171,9 +187,14 @@ class DraftBudget:
     def _rate(self, num_requests: int, level: int) -> float:
         """Tokens a second that this level promises."""
         seconds = self._costs.seconds(num_requests, level)
-        if seconds is None or self._stale is None:
+        if seconds is None or self._promise is None:
             return 0.0
-        return num_requests * (1 + float(self._stale[: round(len(self._stale) * level / NUM_LEVELS)].sum())) / seconds
+        return num_requests * (1 + float(self._promise[level])) / seconds
+
+
+def _weight(num_requests: int) -> float:
+    """Of a round against the ones before it: with many requests a round is a good sample by itself."""
+    return min(1.0, max(0.08, num_requests / 32))
 
 
 def _largest(product_RK: FloatArray, budget: int) -> IntArray:
