@@ -36,8 +36,8 @@ class Shape:
 
 
 SHAPES = (
-    (5, True, Shape(8, 32, 256, 8, 4), Shape(8, 64, 256, 8, 4)),
-    (12, True, Shape(16, 32, 256, 8, 3), Shape(16, 32, 256, 4, 4)),
+    (5, True, Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)),
+    (12, True, Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3)),
     (40, False, Shape(64, 64, 128, 4, 3), Shape(64, 128, 64, 4, 4)),
     (math.inf, False, Shape(128, 64, 64, 4, 4), Shape(128, 128, 64, 8, 4)),
 )

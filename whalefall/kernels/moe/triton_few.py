@@ -56,34 +56,35 @@ def up_few(
     row = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, BLOCK_T)
     is_row = row < end
     token = tl.load(pair_ptr + row, mask=is_row, other=0) // PER_TOKEN
-    # Gate rows and the up rows that belong to them, as one tile.
-    both = tl.arange(0, 2 * BLOCK_N)
-    n = tl.program_id(0) * BLOCK_N + both % BLOCK_N + (both // BLOCK_N) * INNER
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     group = tl.arange(0, GROUPS)
     w = w_ptr + expert.to(tl.int64) * (INNER * HIDDEN) + n[:, None] * (HIDDEN // 2) + tl.arange(0, 16 * GROUPS)[None, :]
     scale = scale_ptr + expert.to(tl.int64) * (2 * INNER * (HIDDEN // 32)) + n[:, None] * (HIDDEN // 32) + group[None, :]
     x = x_ptr + token[None, None, :].to(tl.int64) * HIDDEN + (group[:, None, None] * 16 + tl.arange(0, 16)[None, :, None])
     mask = is_row[None, None, :]
-    sums = tl.zeros((GROUPS, 2 * BLOCK_N, BLOCK_T), tl.float32)
-    scale_raw = tl.load(scale)
+    gate = tl.zeros((GROUPS, BLOCK_N, BLOCK_T), tl.float32)
+    up = tl.zeros((GROUPS, BLOCK_N, BLOCK_T), tl.float32)
+    gate_scale = tl.load(scale)
+    up_scale = tl.load(scale + INNER * (HIDDEN // 32))
     STEPS: tl.constexpr = HIDDEN // (32 * GROUPS)
     for step in range(STEPS):
         # Scales are too small for the copy engine; they come one step ahead by hand.
         scale += tl.where(step + 1 < STEPS, GROUPS, 0)
-        next_scale_raw = tl.load(scale)
-        raw = tl.load(w)
+        next_gate_scale = tl.load(scale)
+        next_up_scale = tl.load(scale + INNER * (HIDDEN // 32))
+        gate_raw = tl.load(w)
+        up_raw = tl.load(w + INNER * (HIDDEN // 2))
         x_even = tl.load(x, mask=mask, other=0.0)
         x_odd = tl.load(x + HIDDEN // 2, mask=mask, other=0.0)
-        sums = _add_groups(sums, raw, scale_raw, x_even, x_odd, 2 * BLOCK_N, GROUPS)
-        scale_raw = next_scale_raw
+        gate = _add_groups(gate, gate_raw, gate_scale, x_even, x_odd, BLOCK_N, GROUPS)
+        up = _add_groups(up, up_raw, up_scale, x_even, x_odd, BLOCK_N, GROUPS)
+        gate_scale, up_scale = next_gate_scale, next_up_scale
         w += 16 * GROUPS
         x += 16 * GROUPS
     factor = tl.load(factor_ptr + token, mask=is_row, other=0.0)[None, :] * HALF_RESTORE
-    gate, up = tl.split(tl.trans(tl.reshape(tl.sum(sums, 0), (2, BLOCK_N, BLOCK_T)), 1, 2, 0))
-    gate = tl.minimum(gate * factor, limit)
-    up = tl.minimum(tl.maximum(up * factor, -limit), limit)
-    inner = gate / (1.0 + tl.exp(-gate)) * up * inner_factor
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    gate_sum = tl.minimum(tl.sum(gate, 0) * factor, limit)
+    up_sum = tl.minimum(tl.maximum(tl.sum(up, 0) * factor, -limit), limit)
+    inner = gate_sum / (1.0 + tl.exp(-gate_sum)) * up_sum * inner_factor
     to = inner_ptr + row[None, :].to(tl.int64) * INNER + ((n % 2) * (INNER // 2) + n // 2)[:, None]
     tl.store(to, inner.to(tl.float16), mask=is_row[None, :])
 
