@@ -7,6 +7,7 @@ the graph. On a GPU the graphs themselves are held to the eager run.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from whalefall import LLM, SamplingParams
 from whalefall.core.batch import CacheTensors
 from whalefall.engine.embedded import embedded_model_dir
 from whalefall.runtime.worker.graphs import GraphRunner, _Captured
+from whalefall.testing.checkpoint import QUANTIZATION_CONFIG, TINY_CONFIG
+from whalefall.testing.v41_tokenizer import write_v41_tokenizer
 
 PROMPT_LENGTHS = (3, 40, 131, 7, 260, 90, 18)
 
@@ -42,12 +45,28 @@ class PaddedRunner(GraphRunner):
 
 def answers(**options: Any) -> tuple[list[tuple[int, ...]], LLM]:
     options = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 26} | options
-    llm = LLM(model=embedded_model_dir(), **options)
+    llm = LLM(**({"model": embedded_model_dir()} | options))
     return generate(llm), llm
 
 
+@pytest.fixture
+def gpu_model(tmp_path: Path) -> dict[str, Any]:
+    """Options of a small model with layer sizes that every kernel of a GPU takes."""
+    text = TINY_CONFIG["text_config"] | {
+        "hidden_size": 512,
+        "moe_intermediate_size": 512,
+        "vocab_size": 4096,
+        "dspark_noise_token_id": 4095,
+    }
+    config = TINY_CONFIG | {"text_config": text, "quantization_config": QUANTIZATION_CONFIG}
+    write_v41_tokenizer(tmp_path, text["vocab_size"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return {"model": tmp_path, "load_format": "random", "device": "cuda", "dtype": "bfloat16"}
+
+
 def generate(llm: LLM) -> list[tuple[int, ...]]:
-    prompts = [{"prompt_token_ids": [(17 * i + 5 * n) % 3800 + 200 for i in range(n)]} for n in PROMPT_LENGTHS]
+    size = llm.config.vocab_size - 60
+    prompts = [{"prompt_token_ids": [(17 * i + 5 * n) % size + 50 for i in range(n)]} for n in PROMPT_LENGTHS]
     params = [SamplingParams(temperature=0, max_tokens=6 + 3 * i, ignore_eos=True) for i in range(len(prompts))]
     return [tuple(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
 
@@ -68,10 +87,10 @@ def test_filled_up_steps_give_the_tokens_of_plain_ones() -> None:
 
 
 @pytest.mark.gpu
-def test_graphs_give_the_tokens_of_the_eager_run(tmp_path: Path) -> None:
-    eager, first = answers(device="cuda", dtype="bfloat16", enforce_eager=True)
+def test_graphs_give_the_tokens_of_the_eager_run(gpu_model: dict[str, Any]) -> None:
+    eager, first = answers(**gpu_model, enforce_eager=True)
     first.shutdown()
-    captured, second = answers(device="cuda", dtype="bfloat16")
+    captured, second = answers(**gpu_model)
     runner = second.core._worker._runner
     assert isinstance(runner, GraphRunner) and runner.num_replays > 15
     second.shutdown()
@@ -80,8 +99,8 @@ def test_graphs_give_the_tokens_of_the_eager_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_step_of_decode_does_not_wait_for_the_device() -> None:
-    llm = LLM(model=embedded_model_dir(), device="cuda", max_model_len=1024, max_num_seqs=4, kv_cache_memory_bytes=1 << 26)
+def test_a_step_of_decode_does_not_wait_for_the_device(gpu_model: dict[str, Any]) -> None:
+    llm = LLM(**gpu_model, max_model_len=1024, max_num_seqs=4, kv_cache_memory_bytes=1 << 26)
     worker, launch = llm.core._worker, llm.core._worker.launch
     plans: list[int] = []
 

@@ -33,7 +33,8 @@ def mixes_triton(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, streams, _ = streams_TSH.shape
     flat_TF, num_rows = streams_TSH.flatten(1).contiguous(), fn_MF.shape[0]
-    length, token_tiles = flat_TF.shape[1], -(-tokens // TOKEN_TILE)
+    token_tile = TOKEN_TILE if tokens <= 64 else 64
+    length, token_tiles = flat_TF.shape[1], -(-tokens // token_tile)
     tiles = triton.cdiv(length, LONG_TILE)
     shares = max(1, min(WANTED_PROGRAMS // token_tiles, tiles))
     per_share = triton.cdiv(tiles, shares) * LONG_TILE
@@ -42,7 +43,7 @@ def mixes_triton(
     part = torch.empty(shares, tokens, num_rows + 1, dtype=torch.float32, device=flat_TF.device)
     _product_kernel[(token_tiles, shares)](
         flat_TF, fn_MF, part, tokens, length, num_rows, per_share, fn_MF.stride(0),
-        TOKENS=TOKEN_TILE, ROWS=ROW_TILE, LONG=LONG_TILE, num_warps=4, num_stages=3,
+        TOKENS=token_tile, ROWS=ROW_TILE, LONG=LONG_TILE, num_warps=4, num_stages=3,
     )  # fmt: skip
     new = flat_TF.new_empty
     pre_TS, post_TS = (new(tokens, streams, dtype=torch.float32) for _ in range(2))
@@ -69,13 +70,20 @@ def _product_kernel(
         column = share * per_share + begin + tl.arange(0, LONG)
         is_column = column < length
         x = tl.load(x_ptr + token[:, None] * length + column[None, :], mask=is_token[:, None] & is_column[None, :], other=0.0)
-        x = x.to(tl.float32)
         fn = tl.load(fn_ptr + row[None, :] * fn_stride + column[:, None], mask=is_row[None, :] & is_column[:, None], other=0.0)
-        squares += tl.sum(x * x, 1)
+        x32 = x.to(tl.float32)
+        squares += tl.sum(x32 * x32, 1)
         if INTERPRETED:
-            acc += tl.dot(x, fn)
+            acc += tl.dot(x32, fn)
+        elif x.dtype == tl.bfloat16:
+            # A float32 is three bfloat16 numbers: products on the matrix units, and no bit of the matrix lost.
+            high = fn.to(tl.bfloat16)
+            rest = fn - high.to(tl.float32)
+            middle = rest.to(tl.bfloat16)
+            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+            acc = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, acc)))
         else:
-            acc = tl.dot(x, fn, acc, input_precision="ieee")
+            acc = tl.dot(x32, fn, acc, input_precision="ieee")
     place = part_ptr + (share * tokens + token) * (num_rows + 1)
     tl.store(place[:, None] + row[None, :], acc, mask=is_token[:, None] & is_row[None, :])
     tl.store(place + num_rows, squares, mask=is_token)

@@ -58,7 +58,12 @@ class GraphRunner:
         self.num_replays = 0
 
     def capture(self) -> int:
-        """Capture every number of rows at the smallest bound of the context, largest first; the others follow when first needed."""
+        """Capture every number of rows at the smallest bound of the context, largest first; the others follow when first needed.
+
+        Raises:
+            RuntimeError: the forward reads the device; the message says where.
+        """
+        self._check()
         for rows in reversed(self._rows):
             self._graph(rows, self._contexts[0])
         return len(self._captured)
@@ -86,6 +91,18 @@ class GraphRunner:
         if found is None:
             found = self._captured[rows, context] = self._capture(rows, context)
         return found
+
+    def _check(self) -> None:
+        """One step as it is written, in which nothing may wait for the device: a fault inside a capture would not say where it is."""
+        batch = self._buffers.batch(1, self._contexts[0], self._cache.block_tokens)
+        self._buffers.clear(1)
+        self._model.forward(batch, self._cache)  # once before, so that what is set up only once is no fault
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._model.forward(batch, self._cache)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
     def _capture(self, rows: int, context: int) -> _Captured:
         batch = self._buffers.batch(rows, context, self._cache.block_tokens)
