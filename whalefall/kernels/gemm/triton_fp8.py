@@ -45,11 +45,9 @@ def shape_for(tokens: int, n: int, k: int) -> Shape:
     """For at most `MAX_FEW_ROWS` tokens and k of whole 128 columns."""
     block_t = next(size for size in (8, 16, 32) if tokens <= size)
     if n > 8192:
-        return Shape(block_t, 64, 128, 1, 4 if block_t == 8 else 2, 4 if block_t < 32 else 3)
-    if k % 1024 == 0 and block_t <= 16:
-        return Shape(block_t, 16, 128, 8, 8, 3)
-    parts, columns = next((p, c) for p, c in ((4, 128), (4, 64), (2, 64), (1, 64)) if k % (p * c) == 0 and (c == 64 or block_t == 8))
-    return Shape(block_t, 16, columns, parts, parts, 4)
+        return Shape(block_t, 32, 256 if k % 256 == 0 and block_t < 32 else 128, 1, 2, 4)
+    parts = next(p for p in (4, 2, 1) if k % (128 * p) == 0)
+    return Shape(block_t, 16, 256 if k % (256 * parts) == 0 and block_t < 32 else 128, parts, parts, 4)
 
 
 def _fits(x_TK: Tensor, w_NK: Tensor, scale_nk: Tensor) -> bool:

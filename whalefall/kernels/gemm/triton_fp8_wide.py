@@ -35,10 +35,10 @@ class Shape:
 
 
 def shape_for(tokens: int, n: int, k: int) -> Shape:
-    block_t = 64 if tokens <= 64 else 128
-    tiles, steps = (n // 64) * triton.cdiv(tokens, block_t), k // 128
-    splits = max((s for s in range(1, steps // 4 + 1) if steps % s == 0 and tiles * s <= _MAX_TILES), default=1)
-    return Shape(block_t, 64, 128, splits, 4, 3)
+    block_t, columns = (64, 128) if tokens <= 64 else (128, 64)
+    tiles, steps = (n // 64) * triton.cdiv(tokens, block_t), k // columns
+    splits = max((s for s in range(1, k // 512 + 1) if steps % s == 0 and tiles * s <= _MAX_TILES), default=1)
+    return Shape(block_t, 64, columns, splits, 4, 3)
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}
