@@ -27,8 +27,11 @@ FAMILIES = {
 }
 
 
+SLOW = ("indexer", "moe")
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (extra: gpu)")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in SLOW else f for f in FAMILIES])
 def test_interpreted_twins_equal_the_reference(family: str) -> None:
     names = FAMILIES[family]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

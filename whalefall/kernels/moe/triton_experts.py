@@ -39,7 +39,7 @@ SHAPES = (
     (5, True, Shape(8, 32, 256, 4, 3), Shape(8, 64, 256, 4, 4)),
     (12, True, Shape(16, 32, 256, 4, 3), Shape(16, 32, 256, 4, 3)),
     (40, False, Shape(64, 64, 128, 4, 3), Shape(64, 128, 64, 4, 4)),
-    (math.inf, False, Shape(128, 64, 64, 4, 4), Shape(128, 128, 64, 8, 4)),
+    (math.inf, False, Shape(128, 64, 64, 4, 4), Shape(128, 128, 64, 4, 3)),
 )
 """Up to this mean number of rows an expert, were they spread evenly: whether that is few, gate/up, down."""
 
