@@ -118,11 +118,17 @@ class ChatCodec(Protocol):
 
 
 def codec_for(chat_format: ChatFormat, tokenizer: TextEncoder) -> ChatCodec:
-    """The codec of a `ModelDefinition.chat_format`."""
-    return PlainCodec(tokenizer) if chat_format == "none" else DeepseekCodec(chat_format, tokenizer)
+    """The codec of a `ModelDefinition.chat_format`; a family without one has its checkpoint's chat template, if there is any."""
+    if chat_format != "none":
+        return DeepseekCodec(chat_format, tokenizer)
+    if getattr(tokenizer, "chat_template", None) is None:
+        return PlainCodec(tokenizer)
+    from whalefall.text.chat_template import TemplateCodec  # builds on this module, and few need it
+
+    return TemplateCodec(tokenizer)
 
 
-class _Codec:
+class Codec:
     """Three bodies, one way to a prompt."""
 
     def __init__(self, tokenizer: TextEncoder, call_format: CallFormat, *, thinks_by_default: bool) -> None:
@@ -131,18 +137,18 @@ class _Codec:
         self._converter = Converter(call_format, thinks_by_default=thinks_by_default)
 
     def encode(self, body: Mapping[str, Any], stop: Sequence[str] = ()) -> ChatPrompt:
-        return self._prompt(self._converter.chat(body), stop)
+        return self._prompt(self._converter.chat(body), stop, body)
 
     def encode_responses(self, body: Mapping[str, Any], response_format: Any = None) -> ChatPrompt:
-        return self._prompt(self._converter.responses(body, response_format), ())
+        return self._prompt(self._converter.responses(body, response_format), (), body)
 
     def encode_messages(self, body: Mapping[str, Any], response_format: Any = None, stop: Sequence[str] = ()) -> ChatPrompt:
-        return self._prompt(self._converter.messages(body, response_format), stop)
+        return self._prompt(self._converter.messages(body, response_format), stop, body)
 
-    def _prompt(self, converted: Converted, stop: Sequence[str]) -> ChatPrompt:
+    def _prompt(self, converted: Converted, stop: Sequence[str], body: Mapping[str, Any]) -> ChatPrompt:
         options = converted.options
         options.stop_sequences = list(stop)
-        text, token_ids = self._render(converted.conversation)
+        text, token_ids = self._render(converted.conversation, body)
         stage = options.thinking_initial_stage
         return ChatPrompt(
             text=text,
@@ -155,18 +161,18 @@ class _Codec:
             make_generator=converted.make_generator,
         )
 
-    def _render(self, conversation: recipe.Conversation) -> tuple[str, list[int]]:
+    def _render(self, conversation: recipe.Conversation, body: Mapping[str, Any]) -> tuple[str, list[int]]:
         raise AssertionError("a codec renders")
 
 
-class DeepseekCodec(_Codec):
+class DeepseekCodec(Codec):
     """The protocol of DeepSeek-V4 and V4.1. Thinking is on unless the request, or else the tokenizer's own config, says otherwise."""
 
     def __init__(self, chat_format: CallFormat, tokenizer: TextEncoder) -> None:
         super().__init__(tokenizer, chat_format, thinks_by_default=getattr(tokenizer, "thinks_by_default", True))
         self._encoding = _ENCODINGS[chat_format]()
 
-    def _render(self, conversation: recipe.Conversation) -> tuple[str, list[int]]:
+    def _render(self, conversation: recipe.Conversation, body: Mapping[str, Any]) -> tuple[str, list[int]]:
         rendered = self._encoding.render_conversation(conversation)
         return rendered.prompt, self._encode_ranges(rendered.prompt, rendered.special_ranges)
 
@@ -186,7 +192,7 @@ class DeepseekCodec(_Codec):
         return ids
 
 
-class PlainCodec(_Codec):
+class PlainCodec(Codec):
     """For models without a chat protocol: `role: text` lines, then `assistant:`. No reasoning, no tools.
 
     system: Be brief.
@@ -197,15 +203,15 @@ class PlainCodec(_Codec):
     def __init__(self, tokenizer: TextEncoder) -> None:
         super().__init__(tokenizer, "deepseek_v41", thinks_by_default=False)
 
-    def _prompt(self, converted: Converted, stop: Sequence[str]) -> ChatPrompt:
+    def _prompt(self, converted: Converted, stop: Sequence[str], body: Mapping[str, Any]) -> ChatPrompt:
         if converted.tool_rule is not None and converted.tool_rule.must_call:
             raise RequestError("tool_choice demands a call, but this model has no way to call tools", param="tool_choice")
         options = converted.options
         options.parse_tool_calls = options.starts_in_tool_calls = False
         # A continuation keeps leading newlines: this text has no protocol to strip.
         options.thinking_initial_stage = recipe.ThinkingInitialStage.ContentContinuation
-        return replace(super()._prompt(converted, stop), tool_rule=None)
+        return replace(super()._prompt(converted, stop, body), tool_rule=None)
 
-    def _render(self, conversation: recipe.Conversation) -> tuple[str, list[int]]:
+    def _render(self, conversation: recipe.Conversation, body: Mapping[str, Any]) -> tuple[str, list[int]]:
         text = "".join(f"{message.role}: {message.content}\n" for message in conversation.messages) + "assistant:"
         return text, self._tokenizer.encode(text, add_bos=True, allow_special=False)

@@ -19,6 +19,7 @@ from whalefall.core.errors import ConfigError
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 
 
 class Tokenizer:
@@ -49,6 +50,10 @@ class Tokenizer:
         """What tokenizer_config.json says under add_bos_token; without it, what tokenizer.json's template does."""
         self.thinks_by_default: bool = config.get("thinking", True) is not False
         """What tokenizer_config.json says under thinking: whether a chat opens a thinking block when the request does not say."""
+        self.chat_template = _template(config.get("chat_template"))
+        """How a family without a protocol of its own writes a conversation: a Jinja template, or None."""
+        self.parsers: dict[str, str] = {kind: config[f"{kind}_parser"] for kind in ("reasoning", "tool") if f"{kind}_parser" in config}
+        """Names of the parsers that read answers, where tokenizer_config.json has a word for it (reasoning_parser, tool_parser)."""
         self._texts: dict[int, str] = {}
         self._bytes: dict[int, bytes | None] = {}
 
@@ -71,6 +76,9 @@ class Tokenizer:
                 raise ConfigError(f"{config_file}: not JSON: {error}") from error
             if not isinstance(config, dict):
                 raise ConfigError(f"{config_file}: must hold an object, found {type(config).__name__}")
+        template_file = folder / TEMPLATE_FILE
+        if template_file.is_file():
+            config = {**config, "chat_template": template_file.read_text(encoding="utf-8")}
         return cls(definition.read_text(encoding="utf-8"), config, source=str(definition))
 
     def encode(self, text: str, *, add_bos: bool, allow_special: bool) -> list[int]:
@@ -154,6 +162,13 @@ def bytes_of_spelling(spelling: str) -> bytes:
         return bytes(BYTE_OF_LETTER[letter] for letter in spelling)
     except KeyError:
         return spelling.encode()
+
+
+def _template(given: Any) -> str | None:
+    """One template, or the one called default among several."""
+    if isinstance(given, list):
+        given = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}.get("default")
+    return given if isinstance(given, str) else None
 
 
 def _is_control(content: str, special: bool) -> bool:
