@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops between logits and a token id: masks, argmax, penalties, filters, counter-based draws, acceptance of drafts, ranks and alternatives."""
+"""Between logits and a token id: grammar masks, argmax, penalties, filters, counter-based draws, acceptance of drafts, ranks."""
 
 from whalefall.kernels.sampling.random import Purpose, exponential_noise, random_bits
 from whalefall.kernels.sampling.reference import NO_LIMIT, apply_bitmask, argmax, count_tokens, draw, keep_top, penalise, rank, top_ids
