@@ -27,7 +27,7 @@ NEAR_CELLS = 3
 PAUSE = 8
 """Times the usual cost: no step."""
 SAVE_EVERY_S = 30.0
-_GAIN = 0.1
+_GAIN_DOWN, _GAIN_UP = 0.12, 0.03
 _FORMAT = 1
 
 
@@ -49,8 +49,8 @@ class CostTable:
             mean = min(mean, each)
         elif each > PAUSE * mean:
             return  # the engine had nothing to do in between
-        else:  # one hiccup of the machine must not turn the policy around
-            mean += _GAIN * (min(each, 3 * mean) - mean)
+        else:  # near the lower fifth: what a step costs when nothing disturbs it; a hiccup must not turn the policy round
+            mean += (_GAIN_DOWN if each < mean else _GAIN_UP) * (min(each, 3 * mean) - mean)
         self._cells[key] = (mean, count + 1)
         if self._path is not None and (count + 1 == LEAST_SAMPLES or self._clock() - self._saved_at > SAVE_EVERY_S):
             self.save()
