@@ -55,12 +55,7 @@ def answers(**options: Any) -> tuple[list[tuple[int, ...]], LLM]:
 @pytest.fixture
 def gpu_model(tmp_path: Path) -> dict[str, Any]:
     """Options of a small model with layer sizes that every kernel of a GPU takes."""
-    text = TINY_CONFIG["text_config"] | {
-        "hidden_size": 512,
-        "moe_intermediate_size": 512,
-        "vocab_size": 4096,
-        "dspark_noise_token_id": 4095,
-    }
+    text = TINY_CONFIG["text_config"] | {"hidden_size": 512, "moe_intermediate_size": 512}
     config = TINY_CONFIG | {"text_config": text, "quantization_config": QUANTIZATION_CONFIG}
     write_v41_tokenizer(tmp_path, text["vocab_size"])
     (tmp_path / "config.json").write_text(json.dumps(config))
