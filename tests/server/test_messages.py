@@ -208,7 +208,7 @@ async def test_refusals_have_the_protocols_own_form(change: dict[str, Any], fiel
 
 
 async def test_statuses_and_types_of_other_failures() -> None:
-    async with asking(engine_of("a"), api_key="k") as client:
+    async with asking(engine_of("a"), api_keys=("k",)) as client:
         refused = await client.post("/v1/messages", json=MESSAGES)
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         for headers in ({"x-api-key": "k"}, {"authorization": "Bearer k"}):

@@ -41,7 +41,7 @@ async def test_salt_that_is_none_is_refused(path: str, body: dict[str, object], 
 @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache"])
 async def test_reset_has_two_names_and_needs_the_key(path: str) -> None:
     engine = engine_of("a")
-    async with asking(engine, api_key="secret") as client:
+    async with asking(engine, api_keys=("secret",)) as client:
         refused = await client.post(path)
         done = await client.post(path, headers={"Authorization": "Bearer secret"})
     assert (refused.status_code, done.status_code, engine.num_resets) == (401, 200, 1)

@@ -199,7 +199,7 @@ async def test_loading_engine_is_503_with_retry_after() -> None:
 
 
 async def test_key_is_needed_under_v1_only() -> None:
-    async with asking(engine_of("a"), api_key="secret") as client:
+    async with asking(engine_of("a"), api_keys=("secret",)) as client:
         check_envelope(await client.post(CHAT, json=PLAIN), 401, None)
         check_envelope(await client.get("/v1/models", headers={"Authorization": "Bearer wrong"}), 401, None)
         assert (await client.get("/v1/models", headers={"Authorization": "Bearer secret"})).status_code == 200

@@ -38,9 +38,39 @@ def serve(
         typer.Option(help="Name of the model in the API; may be given several times, answers carry the first.", rich_help_panel=_PANEL),
     ] = None,
     api_key: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Clients must send it as bearer token.", envvar="WHALEFALL_API_KEY", show_envvar=True, rich_help_panel=_PANEL),
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            help="Clients must send it as bearer token; may be given several times.",
+            envvar="WHALEFALL_API_KEY",
+            show_envvar=True,
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
+    admin_token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Bearer token of the admin routes.", envvar="WHALEFALL_ADMIN_TOKEN", show_envvar=True, rich_help_panel=_PANEL),
+    ] = None,
+    max_num_queued_reqs: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Requests that may wait for their first token; more get a 503.", rich_help_panel=_PANEL),
+    ] = 2048,
+    max_num_queued_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Their prompt tokens together; more get a 503.", rich_help_panel=_PANEL),
+    ] = None,
+    max_requests_per_minute: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Of each API key; more get a 429.", rich_help_panel=_PANEL),
+    ] = None,
+    max_tokens_per_minute: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Of each API key, prompts and answers; more get a 429.", rich_help_panel=_PANEL),
+    ] = None,
+    request_timeout_s: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.1, help="An answer that takes longer is ended.", rich_help_panel=_PANEL),
+    ] = None,
+    body_timeout_s: Annotated[float, typer.Option(min=0.1, help="Slower request bodies get a 408.", rich_help_panel=_PANEL)] = 60.0,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Larger request bodies get a 413.", rich_help_panel=_PANEL)] = 32 * 2**20,
     keep_alive_s: Annotated[float, typer.Option(min=0.1, help="Comment in silent streams this often.", rich_help_panel=_PANEL)] = 15.0,
     drain_timeout_s: Annotated[
@@ -84,7 +114,14 @@ def serve(
 
     server_config = ServerConfig(
         served_model_names=names,
-        api_key=api_key or None,
+        api_keys=tuple(key for key in api_key or () if key),
+        admin_token=admin_token or None,
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+        max_requests_per_minute=max_requests_per_minute,
+        max_tokens_per_minute=max_tokens_per_minute,
+        request_timeout_s=request_timeout_s,
+        body_timeout_s=body_timeout_s,
         max_body_bytes=max_body_bytes,
         keep_alive_s=keep_alive_s,
         drain_timeout_s=drain_timeout_s,

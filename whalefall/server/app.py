@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from whalefall.core.errors import WhalefallError
 from whalefall.observe.trace import incoming_headers
 from whalefall.server import health, metrics
+from whalefall.server.admission import caller
 from whalefall.server.config import ServerConfig
 from whalefall.server.door import Door, Engine
 from whalefall.server.errors import ErrorGuard, Unauthorized, envelope
@@ -35,8 +37,8 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.include_router(protocol_router())
     app.add_exception_handler(WhalefallError, _answer)
     app.add_exception_handler(HTTPException, _answer)
-    if config.api_key is not None:
-        app.add_middleware(_KeyCheck, api_key=config.api_key)
+    if config.api_keys:
+        app.add_middleware(_KeyCheck, api_keys=config.api_keys, admin_token=config.admin_token)
     app.add_middleware(_CallersTrace)
     # Outermost, so that a fault anywhere inside, the key check included, still gets the envelope.
     app.add_middleware(ErrorGuard)
@@ -57,17 +59,19 @@ _NEED_KEY = ("/v1", "/reset_prefix_cache", "/flush_cache", "/tokenize", "/detoke
 class _KeyCheck:
     """Everything under /v1 needs the key, and what changes the server's state; health and metrics stay open for probes."""
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], admin_token: str | None) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._expected = [f"Bearer {key}".encode() for key in (*api_keys, *([admin_token] if admin_token else []))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_NEED_KEY):
             headers = dict(scope["headers"])
             # Clients of the Messages protocol send it under a name of their own.
             given = headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, self._expected):
+            # All are compared, so that the time does not tell which one was nearly right.
+            if sum(hmac.compare_digest(given, expected) for expected in self._expected) == 0:
                 raise Unauthorized("missing or wrong API key: send it as 'Authorization: Bearer KEY'")
+            caller.set(given.decode("latin-1"))
         await self._app(scope, receive, send)
 
 

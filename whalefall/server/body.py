@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any, TypeVar
@@ -12,13 +13,22 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from whalefall.core.errors import RequestError
-from whalefall.server.errors import BodyTooLarge, ClientGone
+from whalefall.server.errors import BodyTooLarge, BodyTooSlow, ClientGone
 
 M = TypeVar("M", bound=BaseModel)
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object. Stops reading as soon as the limit is passed."""
+    """The body as a JSON object. Stops reading as soon as a limit, of size or time, is passed."""
+    limit_s: float = request.app.state.door.config.body_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return _load(await _read(request, max_bytes))
+    except TimeoutError as late:
+        raise BodyTooSlow(f"the body did not arrive within {limit_s:g} s (body_timeout_s)") from late
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)
@@ -30,7 +40,7 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
                 raise _too_large(len(data), max_bytes)
     except ClientDisconnect as gone:
         raise ClientGone from gone
-    return _load(bytes(data))
+    return bytes(data)
 
 
 def parse(model: type[M], body: dict[str, Any]) -> M:

@@ -10,8 +10,22 @@ from dataclasses import dataclass
 class ServerConfig:
     served_model_names: tuple[str, ...]
     """Names a request may use; answers carry the first one."""
-    api_key: str | None = None
-    """Requests under /v1 must carry it as a bearer token; None lets everybody in."""
+    api_keys: tuple[str, ...] = ()
+    """Requests under /v1 must carry one of them as a bearer token; none lets everybody in."""
+    admin_token: str | None = None
+    """What changes the server's state needs this as a bearer token; None: nobody may, except flush_cache with an API key."""
+    max_num_queued_reqs: int | None = 2048
+    """Requests that may wait for their first token; one more is refused with 503. None: no limit."""
+    max_num_queued_tokens: int | None = None
+    """Their prompt tokens together, likewise."""
+    max_requests_per_minute: int | None = None
+    """Of each API key (of everybody together, without keys); more are refused with 429."""
+    max_tokens_per_minute: int | None = None
+    """Prompt and answer tokens, likewise."""
+    request_timeout_s: float | None = None
+    """An answer that takes longer ends with reason "abort"; a request that got no token until then with 503."""
+    body_timeout_s: float = 60.0
+    """A body that takes longer to arrive is refused with 408."""
     max_body_bytes: int = 32 * 2**20
     """A larger request body is refused with 413."""
     max_choices: int = 128

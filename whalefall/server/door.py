@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from whalefall.core.errors import Busy, EngineDead, PromptTooLong, UnknownModel
 from whalefall.core.request import FinishReason
 from whalefall.core.sampling import SamplingParams
+from whalefall.server.admission import Gatekeeper
 from whalefall.server.config import ServerConfig
 from whalefall.text.chat import ChatCodec, codec_for
 
@@ -62,6 +63,7 @@ class Door:
         self.is_draining = False
         self.active: set[str] = set()
         """Ids of the engine requests of answers under way."""
+        self.gate = Gatekeeper(config, time.monotonic)
         self._engine: Engine | None = None
         self._codec: ChatCodec | None = None
         if engine is not None:
@@ -99,7 +101,8 @@ class Door:
             raise EngineDead("the engine has stopped")
         if not self._engine.is_ready:
             raise Busy("the engine has stopped and is being started again", retry_after_s=self._engine.retry_after_s)
-        return self._engine
+        admitted: Engine = self.gate.admit(self._engine)
+        return admitted
 
     @property
     def codec(self) -> ChatCodec:

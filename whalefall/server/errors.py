@@ -32,6 +32,25 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class RateLimited(RequestError):
+    http_status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Forbidden(RequestError):
+    http_status = 403
+    code = "forbidden"
+
+
+class BodyTooSlow(RequestError):
+    http_status = 408
+    code = "body_too_slow"
+
+
 class BodyTooLarge(RequestError):
     http_status = 413
     code = "body_too_large"
@@ -70,10 +89,12 @@ class Failure:
 
 def envelope(error: BaseException) -> Failure:
     """What a client hears about an exception. Anything not meant for users becomes a plain 500, and its trace goes to the log."""
+    if isinstance(error, RateLimited):
+        return Failure(429, error.message, code=error.code, headers=_retry_after(error.retry_after_s))
     if isinstance(error, RequestError):
         return Failure(error.http_status, error.message, param=error.param, code=error.code)
     if isinstance(error, Busy):
-        return Failure(503, str(error), code="busy", headers={"Retry-After": str(max(1, math.ceil(error.retry_after_s)))})
+        return Failure(503, str(error), code="busy", headers=_retry_after(error.retry_after_s))
     if isinstance(error, EngineDead):
         return Failure(500, "the engine has stopped after a fault; the server's log has the reason", code="engine_dead")
     if isinstance(error, WhalefallError):
@@ -82,6 +103,10 @@ def envelope(error: BaseException) -> Failure:
         return Failure(error.status_code, str(error.detail), code=_HTTP_CODES.get(error.status_code), headers=error.headers)
     log.error("unexpected failure at the door", exc_info=error)
     return Failure(500, "internal error; the server's log has the reason", code="internal_error")
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 class ErrorGuard:

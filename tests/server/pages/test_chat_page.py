@@ -228,7 +228,7 @@ def test_own_message_can_be_edited_and_the_edit_left(serve: Serve, visit: Visit)
 
 
 def test_key_is_asked_for_when_the_server_wants_one(serve: Serve, visit: Visit) -> None:
-    page = visit(serve(talker("Yes."), api_key="sesame").url)
+    page = visit(serve(talker("Yes."), api_keys=("sesame",)).url)
     page.expected_errors = ["401"]
     for key in ("wrong", "sesame"):
         page.wait_shown("#key")

@@ -76,8 +76,8 @@ async def test_pages_answer_head_and_refuse_post() -> None:
 
 
 async def test_pages_need_no_key_while_the_api_does() -> None:
-    assert (await get("/", api_key="k")).status_code == 200
-    assert (await get("/v1/models", api_key="k")).status_code == 401
+    assert (await get("/", api_keys=("k",))).status_code == 200
+    assert (await get("/v1/models", api_keys=("k",))).status_code == 401
 
 
 async def test_pages_answer_while_the_model_loads() -> None:
