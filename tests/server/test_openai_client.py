@@ -8,6 +8,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -22,14 +23,14 @@ OFF = {"thinking": {"type": "disabled"}}
 
 
 @asynccontextmanager
-async def serving(engine: ScriptedLLM) -> AsyncIterator[str]:
+async def serving(engine: ScriptedLLM, **changes: Any) -> AsyncIterator[str]:
     class Quiet(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self):  # type: ignore[no-untyped-def]
             yield
 
     listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(engine, config(max_body_bytes=10_000))
+    app = create_app(engine, config(max_body_bytes=10_000, **changes))
     server = Quiet(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
