@@ -40,13 +40,38 @@ _POSTS: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
 )
 
 
+_ANY_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_FAILURE = {"application/json": {"schema": {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}}}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or a stream of it", "content": {**_ANY_OBJECT, "text/event-stream": {"schema": {"type": "string"}}}},
+    "4XX": {"description": "The request is at fault; `error` says where", "content": _FAILURE},
+    "5XX": {"description": "The server is at fault, or busy", "content": _FAILURE},
+}
+
+
 def protocol_router() -> APIRouter:
     router = APIRouter()
     for path, endpoint, schema in _POSTS:
         # The body is read and checked by hand (size limit, own envelope); the document still shows its schema.
-        content = {"application/json": {"schema": schema.model_json_schema()}}
+        content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
         extra: dict[str, Any] = {"requestBody": {"content": content, "required": True}}
-        router.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra)
+        router.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra, responses=_ANSWERS)
     for method, path, endpoint in _STORED:
-        router.add_api_route(path, endpoint, methods=[method], response_model=None)
+        place = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+        extra = {"parameters": [place]}
+        router.add_api_route(path, endpoint, methods=[method], response_model=None, openapi_extra=extra, responses=_ANSWERS)
     return router
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema with its definitions in place: what they are named by would mean nothing inside the larger document."""
+    definitions = schema.pop("$defs", {})
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, dict):
+            name = value.get("$ref", "").removeprefix("#/$defs/") if isinstance(value.get("$ref"), str) else ""
+            return walk(definitions[name]) if name in definitions else {key: walk(inner) for key, inner in value.items()}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    inlined: dict[str, Any] = walk(schema)
+    return inlined
