@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whalefall.core.errors import WhalefallError
 from whalefall.observe.trace import incoming_headers
-from whalefall.server import health, metrics
+from whalefall.server import admin, health, metrics
 from whalefall.server.admission import caller
 from whalefall.server.config import ServerConfig
 from whalefall.server.door import Door, Engine
@@ -32,6 +32,7 @@ def create_app(engine: Engine | None, config: ServerConfig) -> FastAPI:
     app.state.door = Door(config, engine)
     app.state.registry = metrics.registry_for(app.state.door, vllm_names=config.vllm_metrics)
     app.include_router(health.router)
+    app.include_router(admin.router)
     app.include_router(pages_router())
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     app.include_router(protocol_router())
@@ -53,7 +54,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     return envelope(error).response(request.url.path)
 
 
-_NEED_KEY = ("/v1", "/reset_prefix_cache", "/flush_cache", "/tokenize", "/detokenize")
+_NEED_KEY = ("/v1", "/reset_prefix_cache", "/flush_cache", "/tokenize", "/detokenize", "/server_info", "/get_server_info", "/abort_request")
 
 
 class _KeyCheck:

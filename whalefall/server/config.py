@@ -13,7 +13,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     """Requests under /v1 must carry one of them as a bearer token; none lets everybody in."""
     admin_token: str | None = None
-    """What changes the server's state needs this as a bearer token; None: nobody may, except flush_cache with an API key."""
+    """What changes the server's state needs this as a bearer token; None: nobody may, except forgetting cached prefixes."""
     max_num_queued_reqs: int | None = 2048
     """Requests that may wait for their first token; one more is refused with 503. None: no limit."""
     max_num_queued_tokens: int | None = None

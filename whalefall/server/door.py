@@ -61,6 +61,7 @@ class Door:
         self.config = config
         self.started_s = int(time.time())
         self.is_draining = False
+        self.is_paused = False
         self.active: set[str] = set()
         """Ids of the engine requests of answers under way."""
         self.gate = Gatekeeper(config, time.monotonic)
@@ -75,7 +76,7 @@ class Door:
 
     @property
     def is_ready(self) -> bool:
-        return self._engine is not None and self._engine.is_ready and self._engine.is_alive and not self.is_draining
+        return self._engine is not None and self._engine.is_ready and self._engine.is_alive and not (self.is_draining or self.is_paused)
 
     @property
     def is_alive(self) -> bool:
@@ -95,6 +96,8 @@ class Door:
         """The engine, if a new request may go to it now."""
         if self.is_draining:
             raise Busy("the server is shutting down", retry_after_s=self.config.drain_timeout_s)
+        if self.is_paused:
+            raise Busy("the server is paused", retry_after_s=self.gate.backlog.wait_s)
         if self._engine is None:
             raise Busy("the model is still loading", retry_after_s=1.0)
         if not self._engine.is_alive:
@@ -121,6 +124,10 @@ class Door:
         if fewest >= limit:
             raise PromptTooLong(f"prompt has at least {fewest:,} tokens, limit {limit:,} (max_model_len)", param=param)
         return work() if num_bytes < _ENCODE_INLINE_CHARS else await asyncio.to_thread(work)
+
+    async def abort(self, request_id: str) -> None:
+        if self._engine is not None:
+            await self._engine.abort(request_id)
 
     async def abort_all(self) -> None:
         """End every answer under way with reason "abort"."""

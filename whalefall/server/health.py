@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes about the server itself: /health (alive?), /ready (may I send work?), /version, /metrics, /v1/models, /reset_prefix_cache."""
+"""Routes about the server itself: /health (alive?), /ready (may I send work?), /version, /metrics, /v1/models."""
 
 from __future__ import annotations
 
@@ -47,14 +47,6 @@ async def version() -> Response:
 async def prometheus(request: Request) -> Response:
     body, content_type = metrics.negotiate(request.app.state.registry, request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": content_type})
-
-
-@router.post("/reset_prefix_cache")
-@router.post("/flush_cache")
-async def reset_prefix_cache(request: Request) -> Response:
-    """Forget what was computed for earlier prompts (names of vLLM and of SGLang). Answers under way go on undisturbed."""
-    await _door(request).admit().reset_prefix_cache()
-    return JSONResponse({"status": "ok"})
 
 
 @router.get("/v1/models")
