@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ PATHS = (
     "/tokenize",
     "/detokenize",
 )
+
+
+HI = [{"role": "user", "content": "hi"}]
+FINE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "whale", "messages": HI},
+    "/v1/completions": {"model": "whale", "prompt": "hi"},
+    "/v1/responses": {"model": "whale", "input": "hi"},
+    "/v1/messages": {"model": "whale", "messages": HI},
+}
 
 
 def document() -> dict[str, Any]:
@@ -50,6 +60,11 @@ def test_bodies_made_from_the_document_find_no_fault(path: str) -> None:
         @hypothesis.settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(case=operation.as_strategy())
         def ask(case: Any) -> None:
+            if isinstance(case.body, dict) and "model" in case.body:
+                # A name that is served and something to answer: the other fields are what is tried here.
+                given = [(name, value) for name, value in sorted(case.body.items()) if value is not None]
+                few = random.Random(repr(given)).sample(given, k=min(2, len(given)))
+                case.body = {**dict(few), **FINE.get(path, {})}
             answer = case.call()
             wanted = [checks.not_a_server_error, checks.status_code_conformance, checks.content_type_conformance]
             case.validate_response(answer, checks=[*wanted, checks.response_schema_conformance])
