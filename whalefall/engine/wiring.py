@@ -33,6 +33,7 @@ from whalefall.runtime.scheduler.config import SchedulerConfig
 from whalefall.runtime.scheduler.scheduler import Scheduler
 from whalefall.runtime.spec.ngram import NgramDrafter
 from whalefall.runtime.spec.rounds import SpecConfig
+from whalefall.runtime.worker.graphs import ROW_SIZES
 from whalefall.runtime.worker.row_by_row import RowByRow
 from whalefall.runtime.worker.worker import Worker, WorkerConfig
 from whalefall.weights.check import check_checkpoint
@@ -234,7 +235,8 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
     return WorkerConfig(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
-        max_graph_rows=config.max_num_seqs if config.has_graphs else 0,
+        max_graph_rows=_max_graph_rows(config) if config.has_graphs else 0,
+        unrolls_drafts=config.has_graphs,
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,
         history_tokens=config.history_tokens,
@@ -243,6 +245,12 @@ def _worker_config(config: ResolvedConfig, scheduler: SchedulerConfig, device: t
         is_debug=os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"),
         device=device,
     )
+
+
+def _max_graph_rows(config: ResolvedConfig) -> int:
+    """Every request's row and its drafts, as far as graphs are made for so many rows; larger steps run as they are written."""
+    rows = config.max_num_seqs * (1 if config.drafts is None else 1 + config.drafts.num_drafts)
+    return max(config.max_num_seqs, min(rows, ROW_SIZES[-1]))
 
 
 def _module_bytes(model: Any) -> int | None:

@@ -50,6 +50,7 @@ class CachedEngine:
         budget: int = 512,
         drafter: Drafter | None = None,
         one_step_ahead: bool = False,
+        unrolls_drafts: bool = False,
     ) -> None:
         """drafter: judges as many drafts as the model was loaded for (BuildContext.max_draft_tokens)."""
         spec = loaded.definition.cache_spec(loaded.config, loaded.context, block_tokens)
@@ -74,6 +75,7 @@ class CachedEngine:
             vocab_size=loaded.config.vocab_size,
             history_tokens=loaded.config.history_tokens,
             keeps_snapshots=config.takes_snapshots,
+            unrolls_drafts=unrolls_drafts,
         )
         speculation = None if drafter is None else SpecConfig(num_drafts=loaded.context.max_draft_tokens)
         self.worker = Worker(loaded.model, spec, worker_config, drafter=drafter, speculation=speculation)

@@ -124,6 +124,14 @@ def test_greedy_answers_are_those_without_drafts(drafter: str, one_step_ahead: b
     assert engine.num_accepted > 0 or drafter in ("random", "ngram")
 
 
+@pytest.mark.parametrize("replay", ["exact", "bounded"])
+def test_rows_of_drafts_as_requests_of_their_own(replay: str) -> None:
+    """The layout that captured graphs take: a row per request, several of one slot."""
+    engine = CachedEngine(loaded(), replay=replay, block_tokens=8, drafter=drafter_called("half"), unrolls_drafts=True)
+    assert answers_of(engine) == plain_answers(replay)
+    assert engine.num_accepted > 0 and int(loaded().model.health_counters()["ring_tag_mismatch"]) == 0
+
+
 @pytest.mark.parametrize("one_step_ahead", [False, True])
 def test_trimmed_prompts_go_on_the_same(one_step_ahead: bool) -> None:
     """Bounded replay; without preemption, after which it is an approximation, with drafts or without."""

@@ -71,7 +71,13 @@ def test_every_request_gets_what_it_gets_alone_without_drafts(
 ) -> None:
     rng = random.Random(f"{drafter} {num_drafts}")
     engine = Engine(
-        drafter=DRAFTERS[drafter], num_drafts=num_drafts, budget=budget, num_blocks=num_blocks, one_step_ahead=one_step_ahead, num_slots=9
+        drafter=DRAFTERS[drafter],
+        num_drafts=num_drafts,
+        budget=budget,
+        num_blocks=num_blocks,
+        one_step_ahead=one_step_ahead,
+        num_slots=9,
+        unrolls_drafts=num_drafts == 3,
     )
     requests = some_requests()
     late = sorted(requests)[10:]

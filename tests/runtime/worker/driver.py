@@ -65,6 +65,7 @@ class Engine:
         acceptance: Acceptance = "exact",
         is_adaptive: bool = False,
         grammars: GrammarStore | None = None,
+        unrolls_drafts: bool = False,
     ) -> None:
         spec = spec or DEFINITION.cache_spec(CONFIG, toy_context(), BLOCK_TOKENS)
         self.worker = Worker(
@@ -76,6 +77,7 @@ class Engine:
                 max_model_len=MAX_MODEL_LEN,
                 vocab_size=vocab_size,
                 history_tokens=history_tokens,
+                unrolls_drafts=unrolls_drafts,
             ),
             grammars,
             drafter=drafter,

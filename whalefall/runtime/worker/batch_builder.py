@@ -43,6 +43,10 @@ class LogitRows:
     def num_sampled(self) -> int:
         return len(self.sample_slot_S)
 
+    def of_blocks(self, num_rows_R: IntArray) -> LogitRows:
+        """The same rows, R requests having several of them each: what `unrolled` took apart."""
+        return replace(self, sample_request_S=np.repeat(np.arange(len(num_rows_R)), num_rows_R), num_rows_R=num_rows_R)
+
     @property
     def first_row_R(self) -> IntArray:
         """Index of each sampling request's first row among the S."""
@@ -67,6 +71,20 @@ class _Rows:
     @property
     def positions_T(self) -> IntArray:
         return np.arange(self.num_B.sum()) + np.repeat(self.start_B - self.first_row_B, self.num_B)
+
+
+def unrolled(steps: Sequence[RequestStep]) -> list[RequestStep] | None:
+    """A step of decode rows and drafts as if every row were a request of its own, of the same slot: None when that is not what it is.
+
+    A layer writes the rows of all requests before any of them looks, and looks by position; so a draft's row finds what the row before it
+    has written, as it does among rows of one request. What this gives is a step of one row per request, whatever the drafts: the shape
+    that captured graphs have.
+    """
+    if not any(s.num_drafts for s in steps) or not all(s.samples and s.num_tokens == 1 + s.num_drafts for s in steps):
+        return None
+    if any(s.wants_prompt_logprobs for s in steps):
+        return None
+    return [s._replace(start=s.start + i, num_tokens=1, num_drafts=0, new_block_ids=()) for s in steps for i in range(s.num_tokens)]
 
 
 class BatchBuilder:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from whalefall.core.cache_spec import CacheSpec
+from whalefall.core.batch import ForwardBatch
 from whalefall.core.plan import RequestStep, StepPlan
 from whalefall.core.seams import Drafter
 from whalefall.models.definition import Model
@@ -32,7 +33,7 @@ from whalefall.runtime.sampling.sampler import processed_logits, sample
 from whalefall.runtime.sampling.slot_grammars import GrammarMasks, SlotGrammars
 from whalefall.runtime.spec.rounds import Rounds, SpecConfig
 from whalefall.runtime.spec.verify import Blocks, Judged
-from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows
+from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows, unrolled
 from whalefall.runtime.worker.graphs import GraphRunner
 from whalefall.runtime.worker.health import HealthProbe
 from whalefall.runtime.worker.model_runner import ModelRunner
@@ -58,6 +59,8 @@ class WorkerConfig:
     max_graph_rows: int = 0
     """Requests of a decode step that may run as a captured CUDA graph; 0: no graphs. With graphs the last slot is no request's."""
     reports_processed: bool = False
+    unrolls_drafts: bool = False
+    """Lay out a decode step with drafts as one row per request, which is what graphs are captured for (batch_builder.unrolled)."""
     """Log-probabilities are of what a token was chosen from; else of the model's raw logits."""
     is_debug: bool = False
     """A fault that the model has noticed and masked ends the step with an error."""
@@ -129,7 +132,7 @@ class Worker:
         if self._rounds is not None:
             steps = self._rounds.settle(steps)
             self._rounds.place(steps)
-        batch, wanted = self._builder.build(steps)
+        batch, wanted = self._build(steps)
         logits_LV = self._runner.run(batch)
         ending = [step for step in steps if step.snapshot_block]
         if ending:
@@ -146,6 +149,13 @@ class Worker:
         if self._rounds is not None:
             judged = self._rounds.judge(logits_SV, rows, blocks)
         else:
+    def _build(self, steps: Sequence[RequestStep]) -> tuple[ForwardBatch, LogitRows]:
+        rows = unrolled(steps) if self.config.unrolls_drafts else None
+        if rows is None:
+            return self._builder.build(steps)
+        batch, wanted = self._builder.build(rows)
+        return batch, wanted.of_blocks(np.array([step.num_tokens for step in steps], np.int64))
+
             sampled = sample(logits_SV, rows, self._tables.token_ids)
             judged = Judged(sampled.ids_L, torch.ones_like(sampled.ids_L), sampled.fault_L)
         self._grammars.note(blocks.slot_R, judged.ids_L, blocks.first_R, judged.num_new_R)
