@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.batch import ForwardBatch
+from whalefall.core.cache_spec import CacheSpec
 from whalefall.core.plan import RequestStep, StepPlan
 from whalefall.core.seams import Drafter
 from whalefall.models.definition import Model
@@ -58,9 +58,9 @@ class WorkerConfig:
     """Room for a copy of the fixed state beside each block (exact replay with a prefix cache)."""
     max_graph_rows: int = 0
     """Requests of a decode step that may run as a captured CUDA graph; 0: no graphs. With graphs the last slot is no request's."""
-    reports_processed: bool = False
     unrolls_drafts: bool = False
     """Lay out a decode step with drafts as one row per request, which is what graphs are captured for (batch_builder.unrolled)."""
+    reports_processed: bool = False
     """Log-probabilities are of what a token was chosen from; else of the model's raw logits."""
     is_debug: bool = False
     """A fault that the model has noticed and masked ends the step with an error."""
@@ -142,13 +142,6 @@ class Worker:
         self._health.after_launch()
         return StepHandle(plan, steps, wanted, drawn, scored, self._clean_up, self._health)
 
-    def _sample(self, logits_SV: Tensor, wanted: LogitRows, steps: Sequence[RequestStep]) -> Drawn:
-        blocks = Blocks(wanted.sample_slot_S[wanted.first_row_R], wanted.num_rows_R)
-        masks = self._masks(wanted, steps)
-        rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S).with_grammar(masks)
-        if self._rounds is not None:
-            judged = self._rounds.judge(logits_SV, rows, blocks)
-        else:
     def _build(self, steps: Sequence[RequestStep]) -> tuple[ForwardBatch, LogitRows]:
         rows = unrolled(steps) if self.config.unrolls_drafts else None
         if rows is None:
@@ -156,6 +149,13 @@ class Worker:
         batch, wanted = self._builder.build(rows)
         return batch, wanted.of_blocks(np.array([step.num_tokens for step in steps], np.int64))
 
+    def _sample(self, logits_SV: Tensor, wanted: LogitRows, steps: Sequence[RequestStep]) -> Drawn:
+        blocks = Blocks(wanted.sample_slot_S[wanted.first_row_R], wanted.num_rows_R)
+        masks = self._masks(wanted, steps)
+        rows = self._params.rows(wanted.sample_slot_S, wanted.sample_position_S).with_grammar(masks)
+        if self._rounds is not None:
+            judged = self._rounds.judge(logits_SV, rows, blocks)
+        else:
             sampled = sample(logits_SV, rows, self._tables.token_ids)
             judged = Judged(sampled.ids_L, torch.ones_like(sampled.ids_L), sampled.fault_L)
         self._grammars.note(blocks.slot_R, judged.ids_L, blocks.first_R, judged.num_new_R)
