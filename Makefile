@@ -26,7 +26,7 @@ else
   TORCH_INDEX ?= $(if $(LOCAL_TORCH),,https://download.pytorch.org/whl/cpu)
 endif
 
-.PHONY: venv serve test check fix test-fast test-browser browser twins test-gpu bench-scheduler bench-cpu size clean
+.PHONY: venv serve test check fix test-fast test-browser browser twins test-gpu bench-scheduler bench-cpu offline-bundle size clean
 
 venv: $(VENV)/.ready
 
@@ -79,6 +79,17 @@ bench-scheduler: venv
 bench-cpu: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[bench]'
 	$(BIN)/python -m benchmarks.cpu_throughput
+
+# For a machine with a GPU and no network: this tree's last commit and the wheels that a bare CUDA image with torch lacks, under 60 MB.
+# There: tar -xzf whalefall.tar.gz && python3 -m pip install --no-index --find-links wheels -r constraints/offline.txt
+offline-bundle: $(VENV)/.ready
+	rm -rf build/offline && mkdir -p build/offline/wheels
+	git archive --format=tar.gz -o build/offline/whalefall.tar.gz HEAD
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: -d build/offline/wheels -r constraints/offline.txt \
+	  --implementation cp --python-version 3.12 --abi cp312 --abi abi3 --abi none \
+	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64
+	@size=$$(du -sb build/offline | cut -f1); echo "build/offline: $$size bytes"; \
+	  test $$size -le 60000000 || { echo "larger than 60 MB"; exit 2; }
 
 size:
 	@for d in whalefall/*/; do printf '%6d  %s\n' $$(find $$d -name '*.py' | xargs cat | wc -l) $$d; done; \
