@@ -37,7 +37,7 @@ def toy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def served(toy_dir: Path, **changes: Any) -> AsyncIterator[FastAPI]:
     """The app; at the end, whatever happened: no task of ours alive, nothing waiting, every block and slot back."""
-    options = {"device": "cpu", "dtype": "float32", "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 512}
     engine = AsyncLLM.from_config(EngineConfig(model=str(toy_dir), **options))
     client = engine._client
     assert isinstance(client, ThreadEngine)
