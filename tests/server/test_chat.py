@@ -258,3 +258,23 @@ async def test_sampling_arrives_as_asked() -> None:
     params = engine.seen[0][1]
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0.0, 0.5, 3, 0.1, 5)
     assert params.logit_bias == {7: -100} and params.max_tokens == 9
+
+
+# --- continuing an answer, usage in streams ---
+
+
+@pytest.mark.parametrize("more", [{"prefix": True}, None])
+async def test_a_last_assistant_message_can_be_continued(more: dict[str, bool] | None) -> None:
+    turn = {"role": "assistant", "content": "1, 2,", **(more or {})}
+    body = {"messages": [*HI, turn], **({} if more else {"continue_final_message": True})}
+    engine = engine_of("\n3")
+    whole = await chat(engine, **body)
+    assert engine.tokenizer.decode(engine.seen[0][0], skip_special_tokens=False).endswith("1, 2,")
+    assert whole["choices"][0]["message"]["content"] == joined(await chat_stream(engine_of("\n3"), **body)) == "\n3"
+
+
+async def test_usage_so_far_comes_with_every_chunk_on_request() -> None:
+    chunks = await chat_stream(engine_of("a", "b"), stream_options={"include_usage": True, "continuous_usage_stats": True})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0 and counts == sorted(counts) and counts[-1] == 3
+    assert all("usage" not in chunk for chunk in await chat_stream(engine_of("a", "b")))

@@ -80,6 +80,8 @@ class Converter:
         request = self._convert_choice(_CHAT, fields)
         options = request.parsing_options
         conversation = request.conversation
+        if conversation.messages[-1].prefix and options.thinking_initial_stage is None:
+            options.thinking_initial_stage = recipe.ThinkingInitialStage.ContentContinuation  # keeps newlines at the seam
         if any(system_tools) and self._call_format != "deepseek_v4" and fields.get("tool_choice") != "none":
             conversation = _rebuilt(conversation, messages=_with_system_tools(conversation.messages, fields["messages"]))
             options.parse_tool_calls = True
