@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public routers, where they are installed, each share requests out over two of our servers. Their folders are added to PATH by who tests."""
+"""Public routers, where they are installed (in PATH or WHALEFALL_ROUTERS), share requests out over two of our servers."""
 
 from __future__ import annotations
 
