@@ -34,7 +34,8 @@ async def test_stream_has_these_very_bytes() -> None:
         "completion_tokens": 3,
         "total_tokens": chunks[-1]["usage"]["total_tokens"],
     }
-    usage |= {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 0}, "prompt_cache_hit_tokens": 0}
+    usage |= {"prompt_cache_miss_tokens": usage["prompt_tokens"], "completion_tokens_details": {"reasoning_tokens": 0}}
     assert text == (
         chunk({"role": "assistant", "content": ""})
         + chunk({"content": "Hel"})
