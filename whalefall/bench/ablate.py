@@ -48,6 +48,8 @@ class Switch:
     is_on: Callable[[ResolvedConfig], bool]
     option: str = ""
     """Whose reason to quote when it is off by default here."""
+    usually: str = ""
+    """Why it is off where nobody turned it off and no option has a reason."""
     in_baseline: bool = True
     """Whether the named baseline goes without it."""
 
@@ -59,16 +61,16 @@ def _device_twins(config: ResolvedConfig) -> dict[str, tuple[str, ...]]:
 SWITCHES = (
     Switch(name="kernels for this device", off={REFERENCE_KERNELS: "reference"}, is_on=lambda c: bool(_device_twins(c))),
     Switch(name="one step ahead", off={"async_scheduling": False}, is_on=lambda c: c.async_scheduling, option="async_scheduling"),
+    Switch(
+        name="CUDA graphs", off={"enforce_eager": True}, is_on=lambda c: c.has_graphs, in_baseline=False, usually="graphs are for a GPU"
+    ),
     Switch(name="bounded replay", off={"replay": "exact"}, is_on=lambda c: c.replay == "bounded"),
     Switch(name="prefix cache", off={"enable_prefix_caching": False}, is_on=lambda c: c.prefix_caching, option="enable_prefix_caching"),
+    Switch(
+        name="drafts", off={"draft": "off"}, is_on=lambda c: c.drafts is not None, usually="the default; -e draft=adaptive turns them on"
+    ),
     Switch(name="dense weights", off={"weights": "packed"}, is_on=lambda c: c.weights == "dense", option="weights", in_baseline=False),
 )
-ABSENT = (
-    ("CUDA graphs", "not in this build: every row runs eagerly, the baseline too"),
-    ("eager", "not in this build as a row of its own: there are no graphs to leave out"),
-    ("drafts", "not in this build: every row decodes without them"),
-)
-"""Parts of the named baseline that nothing here can switch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +184,7 @@ def ablate(
         for variant, row in pairs:
             if row.refused is None and len(row.rounds) == number:
                 run(variant, row, number)
-    return Ablation([row for _, row in pairs], [*ABSENT, *absent])
+    return Ablation([row for _, row in pairs], absent)
 
 
 def choose(full: ResolvedConfig, only: Sequence[str] = ()) -> tuple[list[Variant], list[tuple[str, str]]]:
@@ -197,7 +199,7 @@ def choose(full: ResolvedConfig, only: Sequence[str] = ()) -> tuple[list[Variant
 def _why_off(switch: Switch, full: ResolvedConfig) -> str:
     if switch.off.get(REFERENCE_KERNELS):
         return f"not on this device: no op has an implementation for {full.device} beside its reference"
-    reason = full.chosen_by.get(switch.option, "user")
+    reason = switch.usually or full.chosen_by.get(switch.option, "user")
     return "off in every row: " + ("you chose so" if reason == "user" else reason)
 
 

@@ -65,7 +65,7 @@ class ResolvedConfig:
     """Decode steps run as captured CUDA graphs; the last state slot is theirs."""
     drafts: DraftPlan | None = None
     """None: no speculation."""
-    load_format: Literal["auto", "random"]
+    load_format: Literal["auto", "random"] = "auto"
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     is_deterministic: bool = False
     max_logprobs: int

@@ -9,6 +9,7 @@ the null block. Everything else (prefill, several rows of a request) runs as it 
 from __future__ import annotations
 
 import bisect
+import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,10 @@ its logarithm."""
 class _Captured:
     graph: torch.cuda.CUDAGraph
     logits_LV: Tensor
+
+
+class NotCapturable(Exception):
+    """A decode step of this model waits for the device, which a graph cannot."""
 
 
 class GraphRunner:
@@ -61,7 +66,7 @@ class GraphRunner:
         """Capture every number of rows at the smallest bound of the context, largest first; the others follow when first needed.
 
         Raises:
-            RuntimeError: the forward reads the device; the message says where.
+            NotCapturable: the forward reads the device; the message says where.
         """
         self._check()
         for rows in reversed(self._rows):
@@ -101,6 +106,11 @@ class GraphRunner:
         torch.cuda.set_sync_debug_mode("error")
         try:
             self._model.forward(batch, self._cache)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise NotCapturable(f"{place.filename}:{place.lineno} waits for the device ({place.line})") from error
         finally:
             torch.cuda.set_sync_debug_mode(mode)
 

@@ -34,7 +34,7 @@ from whalefall.runtime.sampling.slot_grammars import GrammarMasks, SlotGrammars
 from whalefall.runtime.spec.rounds import Rounds, SpecConfig
 from whalefall.runtime.spec.verify import Blocks, Judged
 from whalefall.runtime.worker.batch_builder import BatchBuilder, LogitRows, unrolled
-from whalefall.runtime.worker.graphs import GraphRunner
+from whalefall.runtime.worker.graphs import GraphRunner, NotCapturable
 from whalefall.runtime.worker.health import HealthProbe
 from whalefall.runtime.worker.model_runner import ModelRunner
 from whalefall.runtime.worker.step_handle import Drawn, StepHandle
@@ -112,7 +112,12 @@ class Worker:
             history_tokens=config.history_tokens,
         )
         begin_s = time.monotonic()
-        log.info("captured %d decode graphs in %.1f s", runner.capture(), time.monotonic() - begin_s)
+        try:
+            num_graphs = runner.capture()
+        except NotCapturable as error:
+            log.warning("decode steps run without graphs, which is several times slower for few requests: %s", error)
+            return ModelRunner(model, self.cache, config.vocab_size)
+        log.info("captured %d decode graphs in %.1f s", num_graphs, time.monotonic() - begin_s)
         return runner
 
     @torch.inference_mode()
