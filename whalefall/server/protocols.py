@@ -43,7 +43,7 @@ _POSTS: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
 _ANY_OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _FAILURE = {"application/json": {"schema": {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}}}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, or a stream of it", "content": {**_ANY_OBJECT, "text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"description": "The answer, or a stream of it", "content": {**_ANY_OBJECT, "text/event-stream": {}}},
     "4XX": {"description": "The request is at fault; `error` says where", "content": _FAILURE},
     "5XX": {"description": "The server is at fault, or busy", "content": _FAILURE},
 }

@@ -37,6 +37,7 @@ CORE_PACKAGES = {"torch": ">=2.11", "numpy": ">=2.1", "safetensors": ">=0.8", "t
 """The engine imports with these alone."""
 
 BASE_PACKAGES = {
+    "jinja2": ">=3.1",
     "deepseek-recipe": "==0.2.0",
     "llguidance": ">=1.6,<2",
     "fastapi": ">=0.115",
