@@ -68,7 +68,8 @@ class Site:
         for name, version in {"numpy": "2.4.6", "safetensors": "0.8.0", "tokenizers": "0.23.3"}.items():
             self.wheel(name, version)
         base = "deepseek-recipe==0.2.0 llguidance==1.9.1 fastapi==0.165.0 uvicorn==0.54.0 uvloop==0.23.0 httptools==0.9.0 orjson==3.13.0"
-        for pair in f"{base} jinja2==3.1.6 msgspec==0.23.0 pyzmq==27.3.0 prometheus-client==0.26.0 typer==0.29.2 rich==15.0.0 pip==26.0".split():
+        more = "jinja2==3.1.6 msgspec==0.23.0 pyzmq==27.3.0 prometheus-client==0.26.0 typer==0.29.2 rich==15.0.0 pip==26.0"
+        for pair in f"{base} {more}".split():
             self.wheel(*pair.split("=="))
         return self
 
